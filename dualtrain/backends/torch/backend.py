@@ -1,0 +1,67 @@
+"""The backend of PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dualtrain.backends.torch import distributed
+from dualtrain.backends.torch.optimizer import TorchLearningRate
+from dualtrain.protocol import Capability, Native
+
+
+class TorchBackend:
+    """PyTorch, on any device of its accelerator API."""
+
+    name = "torch"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return "TorchBackend()"
+
+    def owns(self, obj: Native) -> bool:
+        return isinstance(obj, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor))
+
+    def model_class(self) -> type:
+        from dualtrain.backends.torch.model import TorchModel
+
+        return TorchModel
+
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset({Capability.STEP_EVENTS})
+
+    def describe_mode(self) -> str:
+        return "PyTorch"
+
+    def version(self) -> str:
+        return str(torch.__version__)
+
+    def to_float(self, value: Native) -> float:
+        tensor = torch.as_tensor(value)
+        if tensor.numel() != 1:
+            tensor = tensor.float().mean()
+        return float(tensor.item())
+
+    def to_numpy(self, value: Native) -> Any:
+        tensor = torch.as_tensor(value).detach()
+        if tensor.dtype is torch.bfloat16:  # numpy has none
+            tensor = tensor.float()
+        return tensor.cpu().numpy()
+
+    def learning_rate(self, optimizer: Native) -> TorchLearningRate:
+        return TorchLearningRate(optimizer)
+
+    def rank(self) -> int:
+        return distributed.rank()
+
+    def world_size(self) -> int:
+        return distributed.world_size()
+
+    def any_rank(self, flag: bool) -> bool:
+        return distributed.any_rank(flag)
+
+
+BACKEND = TorchBackend()

@@ -1,0 +1,137 @@
+"""Metrics on PyTorch: by name through torchmetrics, or the user's own objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from dualtrain._lazy import require
+from dualtrain.backends._arguments import check_metric_names
+from dualtrain.errors import ArgumentTypeError
+from dualtrain.protocol import Native
+
+
+class LossMetric:
+    """The mean of the batches' mean losses. One device sync per evaluation."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self._losses: list[torch.Tensor] = []
+
+    def update(self, loss: torch.Tensor) -> None:
+        self._losses.append(loss.detach().float().mean())
+
+    def eval(self) -> float:
+        losses = torch.stack(self._losses).tolist()
+        return float(sum(losses) / len(losses))
+
+
+class NamedMetric:
+    """A metric of torchmetrics, made when the first batch shows the number of classes.
+
+    Values are MindSpore's: ``f1``, ``precision`` and ``recall`` give one value per class, and
+    ``mae`` and ``mse`` sum over a sample's outputs and average over the samples.
+
+    Args:
+        name: One of ``METRIC_NAMES`` except ``loss``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._library = require("torchmetrics", extra="torch")
+        self._metric: Any = None
+
+    def clear(self) -> None:
+        if self._metric is not None:
+            self._metric.reset()
+
+    def update(self, outputs: torch.Tensor, label: torch.Tensor) -> None:
+        if self._name in ("mae", "mse"):
+            outputs, label = outputs.flatten(1), label.reshape(outputs.shape).flatten(1)
+        elif label.ndim == outputs.ndim:
+            label = label.argmax(1)  # one-hot
+        if self._metric is None:
+            self._metric = self._make(outputs.shape[1] if outputs.ndim > 1 else 1).to(outputs.device)
+        self._metric.update(outputs, label)
+
+    def eval(self) -> Any:
+        value = self._metric.compute()
+        if self._name in ("mae", "mse"):
+            value = value.sum()
+        return value.item() if value.ndim == 0 else value.cpu().numpy()
+
+    def _make(self, outputs: int) -> Any:
+        classification = self._library.classification
+        match self._name:
+            case "acc" | "accuracy" | "top_1_accuracy":
+                return classification.MulticlassAccuracy(outputs, average="micro")
+            case "top_5_accuracy":
+                return classification.MulticlassAccuracy(outputs, top_k=5, average="micro")
+            case "f1":
+                return classification.MulticlassF1Score(outputs, average=None)
+            case "precision":
+                return classification.MulticlassPrecision(outputs, average=None)
+            case "recall":
+                return classification.MulticlassRecall(outputs, average=None)
+            case "mae":
+                return self._library.MeanAbsoluteError(num_outputs=outputs)
+            case "mse":
+                return self._library.MeanSquaredError(num_outputs=outputs)
+        raise AssertionError(self._name)
+
+
+class TorchmetricsObject:
+    """A user's torchmetrics object, seen as a metric with clear, update and eval."""
+
+    def __init__(self, metric: Any) -> None:
+        self._metric = metric
+
+    def clear(self) -> None:
+        self._metric.reset()
+
+    def update(self, outputs: torch.Tensor, label: torch.Tensor) -> None:
+        self._metric.to(outputs.device).update(outputs, label)
+
+    def eval(self) -> Any:
+        value = self._metric.compute()
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.item() if value.ndim == 0 else value.cpu().numpy()
+
+
+def make_metrics(metrics: Native) -> dict[str, Any]:
+    """Return name -> metric object for what the user passed as ``metrics``.
+
+    Raises:
+        ArgumentTypeError: It is neither names nor a mapping, or an object is no metric.
+        ArgumentValueError: A name is unknown.
+    """
+    if metrics is None:
+        return {}
+    if isinstance(metrics, Mapping):
+        return {name: _adapt(name, metric) for name, metric in metrics.items()}
+    if not isinstance(metrics, (set, frozenset, list, tuple)):
+        raise ArgumentTypeError(
+            f"metrics takes a set, list or tuple of names, or a mapping name -> object, "
+            f"but got {type(metrics).__name__} {metrics!r:.60}."
+        )
+    check_metric_names(metrics)
+    names = [n for n in metrics if not (n == "accuracy" and "acc" in metrics)]
+    return {name: LossMetric() if name == "loss" else NamedMetric(name) for name in names}
+
+
+def _adapt(name: str, metric: Any) -> Any:
+    if isinstance(metric, type):
+        raise ArgumentTypeError(f"metrics[{name!r}] is a class, not an instance: pass {metric.__name__}().")
+    if all(hasattr(metric, verb) for verb in ("reset", "update", "compute")):
+        return TorchmetricsObject(metric)
+    if all(hasattr(metric, verb) for verb in ("clear", "update", "eval")):
+        return metric
+    raise ArgumentTypeError(
+        f"metrics[{name!r}] has to be a torchmetrics object or one with clear, update and eval, "
+        f"but got {type(metric).__name__}."
+    )

@@ -1,0 +1,270 @@
+"""Who listens to what: registration with its checks, the dispatch plan, and the way out."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
+
+from dualtrain.callback import Callback
+from dualtrain.context import RunContext
+from dualtrain.errors import ArgumentTypeError, CapabilityError, UnknownEventError
+from dualtrain.events import ALIASES, Event
+from dualtrain.protocol import EVENT_CAPABILITY, Capability
+
+Hook = Callable[..., Any]
+
+_warned_classes: WeakSet[type] = WeakSet()
+
+
+class Emitter:
+    """Call every hook of one event, in list order.
+
+    Calling it costs one Python call and one more for each hook.
+    """
+
+    __slots__ = ("event", "_hooks", "_owners")
+
+    def __init__(self, event: Event, hooks: Sequence[tuple[Any, Hook]]) -> None:
+        self.event = event
+        self._owners = tuple(owner for owner, _ in hooks)
+        self._hooks = tuple(hook for _, hook in hooks)
+
+    def __call__(self, context: RunContext, *extra: Any) -> None:
+        context.event = self.event
+        hook: Hook | None = None
+        try:
+            for hook in self._hooks:
+                hook(context, *extra)
+        except BaseException as error:
+            owner = self._owners[next(i for i, h in enumerate(self._hooks) if h is hook)]
+            _add_note(error, f"raised in {_where(owner, self.event, context)}")
+            raise
+
+
+class EventBus:
+    """Dispatch events to callbacks, in the order of the list.
+
+    Args:
+        callbacks: One callback, a list or tuple of them, or None.
+        native_bases: Callback base classes of frameworks: what a callback merely inherits
+            from one of these is not a hook.
+
+    Raises:
+        ArgumentTypeError: Something in the list is not a callback, or a hook cannot take
+            ``(run_context)``.
+        UnknownEventError: A callback has a public ``on_*`` method that names no event.
+    """
+
+    def __init__(self, callbacks: Any = None, *, native_bases: tuple[type, ...] = ()) -> None:
+        self.callbacks = as_callbacks(callbacks)
+        bases = (Callback, *native_bases)
+        plan: dict[Event, list[tuple[Any, Hook]]] = {event: [] for event in Event}
+        for callback in self.callbacks:
+            for event, hook in _hooks_of(callback, bases).items():
+                plan[event].append((callback, hook))
+        self._emitters = {event: Emitter(event, hooks) for event, hooks in plan.items() if hooks}
+
+    def emitter(self, event: Event) -> Emitter | None:
+        """Return what calls the listeners of an event, or None where nobody listens."""
+        return self._emitters.get(event)
+
+    def emit(self, event: Event, context: RunContext) -> None:
+        """Call the listeners of an event. Loops keep the ``emitter`` of frequent events instead."""
+        emitter = self._emitters.get(event)
+        if emitter is not None:
+            emitter(context)
+
+    def check_needs(self, capabilities: frozenset[Capability], mode: str) -> None:
+        """Refuse callbacks that need what the engine lacks.
+
+        Args:
+            capabilities: What the engine can do.
+            mode: The engine and its mode in words, for the message.
+
+        Raises:
+            CapabilityError: Names callback, capability and mode, and says what to do.
+        """
+        for callback in self.callbacks:
+            for capability in sorted(getattr(callback, "needs", ()), key=str):
+                if capability not in capabilities:
+                    raise CapabilityError(
+                        f"{_name(callback)} needs {capability}, which {mode} does not have; "
+                        f"it has {', '.join(sorted(map(str, capabilities))) or 'none'}: "
+                        f"remove the callback or run it in a mode that has it."
+                    )
+        for event, capability in EVENT_CAPABILITY.items():
+            emitter = self._emitters.get(event)
+            if emitter is not None and capability not in capabilities:
+                owners = ", ".join(_name(owner) for owner in emitter._owners)
+                warnings.warn(
+                    f"{event} of {owners} will not be called: {mode} has no {capability}.",
+                    stacklevel=2,
+                )
+
+    @contextmanager
+    def lifecycle(self, context: RunContext) -> Iterator[None]:
+        """Enter the callbacks, and leave them by the one way out, whatever happens inside.
+
+        An error goes to ``on_exception`` first; then comes ``on_teardown`` in reverse order,
+        then each ``__exit__`` in reverse order. The original error is what arrives outside,
+        with notes about any failure on the way out; nothing swallows it. What was passed as
+        ``request_stop(raise_after=...)`` is raised after a normal end, before the way out.
+        """
+        entered: list[Any] = []
+        error: BaseException | None = None
+        try:
+            for callback in self.callbacks:
+                enter = getattr(callback, "__enter__", None)
+                if enter is not None:
+                    enter()
+                entered.append(callback)
+            yield
+        except BaseException as caught:  # noqa: BLE001 - raised again below
+            error = caught
+            on_exception = self._emitters.get(Event.EXCEPTION)
+            if on_exception is not None:
+                error = _attempt(error, lambda: on_exception(context, caught))
+        else:
+            error = context._raise_after
+        context.event = Event.TEARDOWN
+        teardown = self._emitters.get(Event.TEARDOWN)
+        if teardown is not None and entered:
+            for hook in reversed(teardown._hooks):
+                error = _attempt(error, lambda hook=hook: hook(context))  # type: ignore[misc]
+        for callback in reversed(entered):
+            leave = getattr(callback, "__exit__", None)
+            if leave is not None:
+                details = (type(error), error, error.__traceback__) if error else (None,) * 3
+                error = _attempt(error, lambda leave=leave, d=details: leave(*d))  # type: ignore[misc]
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # no reference cycle through this frame
+
+    def describe(self) -> str:
+        """Return who is called when, a line per event, in call order."""
+        width = max((len(e) for e in self._emitters), default=0)
+        lines = [
+            f"{event.value:<{width}}  {', '.join(_name(o) for o in emitter._owners)}"
+            for event, emitter in self._emitters.items()
+        ]
+        return "\n".join(lines) or "no listeners"
+
+    def __repr__(self) -> str:
+        return f"EventBus({self.callbacks!r})"
+
+
+def as_callbacks(callbacks: Any) -> list[Any]:
+    """Return one callback, a list or tuple of them, or None as a list."""
+    if callbacks is None:
+        return []
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+
+
+def _hooks_of(callback: Any, bases: tuple[type, ...]) -> dict[Event, Hook]:
+    if isinstance(callback, type):
+        raise ArgumentTypeError(
+            f"{callback.__name__} in callbacks is a class, not an instance: pass {callback.__name__}(...)."
+        )
+    hooks: dict[Event, Hook] = {}
+    aliases = []
+    for name in _public_names(callback):
+        if name.startswith("on_") and name not in Event._value2member_map_ and name not in ALIASES:
+            if callable(getattr(callback, name)):
+                raise UnknownEventError(_unknown(callback, name))
+    for event in Event:
+        if _defines(callback, event.value, bases):
+            hooks[event] = _checked_hook(callback, event.value, event)
+    for alias, events in ALIASES.items():
+        if _defines(callback, alias, bases):
+            missing = [event for event in events if event not in hooks]
+            if missing:
+                hook = _checked_hook(callback, alias, missing[0])
+                hooks.update(dict.fromkeys(missing, hook))
+                aliases.append(f"{alias} ({', '.join(map(str, missing))})")
+    if not hooks and not isinstance(callback, bases):
+        raise ArgumentTypeError(
+            f"{callback!r} in callbacks is not a callback: {type(callback).__name__} has no method "
+            f"that is named after an event, such as on_train_step_end(run_context)."
+        )
+    if aliases and type(callback) not in _warned_classes:
+        _warned_classes.add(type(callback))
+        warnings.warn(
+            f"{_name(callback)} uses other names for events, which are called as: {'; '.join(aliases)}.",
+            stacklevel=2,
+        )
+    return {event: hooks[event] for event in Event if event in hooks}
+
+
+def _public_names(callback: Any) -> list[str]:
+    names = set(getattr(callback, "__dict__", ()))
+    for cls in type(callback).__mro__:
+        names.update(vars(cls))
+    return sorted(names)
+
+
+def _defines(callback: Any, name: str, bases: tuple[type, ...]) -> bool:
+    """Whether the instance, or a class of it other than the bases, has a callable of this name."""
+    if name not in getattr(callback, "__dict__", ()):
+        owner = next((cls for cls in type(callback).__mro__ if name in vars(cls)), None)
+        if owner is None or owner in bases:
+            return False
+    return callable(getattr(callback, name))
+
+
+def _checked_hook(callback: Any, name: str, event: Event) -> Hook:
+    hook: Hook = getattr(callback, name)
+    arguments = (None, None) if event is Event.EXCEPTION else (None,)
+    try:
+        inspect.signature(hook).bind(*arguments)
+    except TypeError as error:
+        expected = "(run_context, error)" if event is Event.EXCEPTION else "(run_context)"
+        raise ArgumentTypeError(
+            f"{_name(callback)}.{name} has to take {expected}, but {error}."
+        ) from None
+    except ValueError:
+        pass  # a builtin without a signature
+    return hook
+
+
+def _unknown(callback: Any, name: str) -> str:
+    known = [event.value for event in Event] + [a for a in ALIASES if a.startswith("on_")]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"the events are {', '.join(known)}."
+    return (
+        f"{_name(callback)}.{name} names no event and would never be called; {hint} "
+        f"(Names that begin with _ are free.)"
+    )
+
+
+def _name(callback: Any) -> str:
+    return type(callback).__name__
+
+
+def _where(callback: Any, event: Event, context: RunContext) -> str:
+    return f"{_name(callback)}.{event} at step {context.step}, epoch {context.epoch}"
+
+
+def _attempt(error: BaseException | None, action: Callable[[], Any]) -> BaseException | None:
+    """Do something on the way out; return the error to go on with: the first one wins."""
+    try:
+        action()
+    except BaseException as failure:  # noqa: BLE001 - raised by lifecycle
+        if error is None or failure is error:
+            return failure
+        _add_note(error, f"and on the way out {type(failure).__name__}: {failure}")
+    return error
+
+
+def _add_note(error: BaseException, note: str) -> None:
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    else:
+        error.__dict__.setdefault("__notes__", []).append(note)

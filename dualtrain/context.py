@@ -1,0 +1,337 @@
+"""What a callback is handed: MindSpore's RunContext with typed, framework-neutral properties."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from dualtrain._lazy import resolve
+from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
+from dualtrain.events import Event
+from dualtrain.protocol import Backend, Capability, Native, Rate, Step
+
+RESERVED_NAMES = frozenset(
+    {"step", "epoch", "global_step", "mode", "elapsed_sec", "timestamp", "nonfinite"}
+)
+"""Fields of a log row that ``log`` cannot set."""
+
+
+class CallbackParams(dict[str, Any]):
+    """The parameters of a run: a dict whose items are attributes too, as in MindSpore.
+
+    A missing attribute raises AttributeError, so ``hasattr`` and ``getattr`` with a default
+    work (MindSpore's own raises KeyError). The dict is its own ``__dict__``: an attribute
+    read costs what it costs on a plain object.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.__dict__ = self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CallbackParams:
+        """Copy every item that can be copied and share the others (loaders, live graphs)."""
+        twin = CallbackParams()
+        memo[id(self)] = twin
+        for key, value in self.items():
+            try:
+                twin[key] = copy.deepcopy(value, memo)
+            except Exception:  # noqa: BLE001 - whatever a native object's copy may raise
+                twin[key] = value
+        return twin
+
+    def __reduce__(self) -> Any:
+        return CallbackParams, (dict(self),)
+
+
+class RunContext:
+    """Information about the run at hand, and the way to stop it.
+
+    Args:
+        args: MindSpore's parameter mapping, kept by reference. Enough by itself: without an
+            engine the backend is found from the optimizer or network in it, and what is
+            unknown reads None.
+
+    Counting follows MindSpore: ``step`` and ``epoch`` start at 1.
+    """
+
+    def __init__(
+        self,
+        args: Mapping[str, Any],
+        *,
+        backend: Backend | None = None,
+        step: Step | None = None,
+        initial_epoch: int = 0,
+        capabilities: frozenset[Capability] | None = None,
+    ) -> None:
+        if not isinstance(args, Mapping):
+            raise ArgumentTypeError(
+                f"RunContext needs a mapping of parameters, but got {type(args).__name__}."
+            )
+        self._args = args
+        self._backend = backend
+        self._step = step
+        self._initial_epoch = initial_epoch
+        self._capabilities = capabilities
+        self._epoch_start = 0
+        self._stop_requested = False
+        self._stop_reason: str | None = None
+        self._raise_after: BaseException | None = None
+        self._metrics: Mapping[str, Any] = {}
+        self._logged: dict[str, tuple[int, float]] = {}
+        self._log_count = 0
+        self._loss_key: tuple[Any, Any] = (None, self)  # equals no step
+        self._loss: float | None = None
+        self.event: Event | None = None
+        """The event being dispatched."""
+
+    # MindSpore's own four names.
+
+    def original_args(self) -> Any:
+        """Return the parameter mapping (``cb_params``), live: the engine changes it in place."""
+        return self._args
+
+    def request_stop(
+        self, reason: str | None = None, *, raise_after: BaseException | None = None
+    ) -> None:
+        """End the run in the ordinary way after the current step.
+
+        The evaluation that is due, ``on_train_epoch_end`` and ``on_train_end`` still happen.
+
+        Args:
+            reason: Why, for logs and people; the first reason given is kept.
+            raise_after: An error to raise from ``train``/``fit`` once the run has ended
+                normally. The first one given is kept.
+
+        Raises:
+            ArgumentTypeError: ``raise_after`` is not an exception.
+        """
+        if raise_after is not None and not isinstance(raise_after, BaseException):
+            raise ArgumentTypeError(
+                f"request_stop(raise_after=...) takes an exception instance, but got {raise_after!r}."
+            )
+        self._stop_requested = True
+        if self._stop_reason is None:
+            self._stop_reason = reason
+        if self._raise_after is None:
+            self._raise_after = raise_after
+
+    def get_stop_requested(self) -> bool:
+        """Tell whether a stop has been requested in this run."""
+        return self._stop_requested
+
+    # Where the run is.
+
+    @property
+    def stop_reason(self) -> str | None:
+        """The reason given with the first ``request_stop`` that gave one."""
+        return self._stop_reason
+
+    @property
+    def mode(self) -> str | None:
+        """``"train"``, or ``"eval"`` during an evaluation, also inside ``fit``."""
+        return self._args.get("mode")
+
+    @property
+    def step(self) -> int | None:
+        """Batches so far, from 1 (``cur_step_num``); in evaluation the evaluation's batches."""
+        return self._args.get("cur_step_num")
+
+    @property
+    def global_step(self) -> int | None:
+        """Optimizer updates of this run so far."""
+        return None if self._step is None else self._step.global_step
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch, from 1 and absolute (``cur_epoch_num``); None in a lone evaluation."""
+        return self._args.get("cur_epoch_num")
+
+    @property
+    def epochs(self) -> int | None:
+        """The epoch at which the run ends, counted as ``epoch`` is."""
+        remaining = self._args.get("epoch_num")
+        return None if remaining is None else remaining + self._initial_epoch
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """Batches in an epoch of the phase at hand; None if the data has no known length."""
+        batches = self._args.get("batch_num")
+        return batches if isinstance(batches, int) else None
+
+    @property
+    def step_in_epoch(self) -> int | None:
+        """Batches so far in this epoch, from 1."""
+        step = self.step
+        if step is None or self.mode == "eval":
+            return step
+        if self._step is not None:
+            return step - self._epoch_start
+        batches = self.batches_per_epoch
+        return (step - 1) % batches + 1 if batches and step else step
+
+    # The engine.
+
+    @property
+    def backend(self) -> Backend | None:
+        """The backend that runs, ``str(backend)`` being its name."""
+        if self._backend is None:
+            # The one reference upwards, by name: a context may be used without an engine,
+            # and then has to ask which framework its objects belong to.
+            find_backend = resolve("dualtrain.backends:find_backend")
+            for key in ("optimizer", "network", "train_network", "net_outputs"):
+                self._backend = find_backend(self._args.get(key), missing_ok=True)
+                if self._backend is not None:
+                    break
+        return self._backend
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What the engine can do in this run."""
+        if self._capabilities is None:
+            backend = self.backend
+            return frozenset() if backend is None else backend.capabilities()
+        return self._capabilities
+
+    @property
+    def rank(self) -> int:
+        """This process's rank; 0 where nothing is distributed."""
+        backend = self.backend
+        return 0 if backend is None else backend.rank()
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes that train together."""
+        backend = self.backend
+        return 1 if backend is None else backend.world_size()
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which does the input and output that is done once."""
+        return self.rank == 0
+
+    # Values.
+
+    @property
+    def outputs(self) -> Native:
+        """What the step returned, untouched; None before the first step."""
+        return self._args.get("net_outputs")
+
+    @property
+    def loss(self) -> float | None:
+        """The loss of this step.
+
+        A vector reads as its mean, a tuple or list as its first item, a mapping as its
+        ``"loss"``. Cost: one device sync at the first read in a step, none after it.
+        """
+        outputs = self._args.get("net_outputs")
+        step = self._args.get("cur_step_num")
+        if self._loss_key[0] != step or self._loss_key[1] is not outputs:
+            self._loss = self._to_float(outputs)
+            self._loss_key = (step, outputs)
+        return self._loss
+
+    @property
+    def lr(self) -> Rate | None:
+        """The learning rate: a float, or a tuple of floats with several parameter groups.
+
+        At step end it is the rate this step used, until a callback changes it. Assigning
+        sets the rate from the next update on.
+        """
+        rate = self._learning_rate()
+        return None if rate is None else rate.read()
+
+    @lr.setter
+    def lr(self, value: Rate) -> None:
+        self._writable_learning_rate().write(value)
+
+    def scale_lr(self, factor: float, min_lr: float = 0.0) -> Rate:
+        """Multiply the learning rate, on top of whatever schedule is in force.
+
+        Args:
+            factor: Finite and positive.
+            min_lr: The floor of the new rate.
+
+        Returns:
+            The new rate.
+        """
+        if not 0 < factor < float("inf") or not min_lr >= 0:
+            raise ArgumentValueError(
+                f"scale_lr needs a positive finite factor and min_lr >= 0, "
+                f"but got factor={factor!r}, min_lr={min_lr!r}."
+            )
+        return self._writable_learning_rate().scale(factor, min_lr)
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """The results of the last evaluation; empty before the first."""
+        self._remember_metrics()
+        return self._metrics
+
+    def log(self, name: str, value: float) -> None:
+        """Record a number with every logging callback of the run.
+
+        It goes into the row being written or, for a logger that has already run at this
+        step, into its next row; of several values for one name the last one wins.
+
+        Args:
+            name: A column name, other than the fields that every row has.
+            value: A number, or a scalar tensor (read at once: one device sync).
+        """
+        if not isinstance(name, str) or name in RESERVED_NAMES:
+            raise ArgumentValueError(
+                f"log() needs a name other than {', '.join(sorted(RESERVED_NAMES))}, but got {name!r}."
+            )
+        try:
+            number = float(value)
+        except (TypeError, ValueError) as error:
+            raise ArgumentTypeError(
+                f"log({name!r}, ...) takes a number or a scalar tensor, "
+                f"but got {type(value).__name__}: {error}"
+            ) from error
+        self._log_count += 1
+        self._logged[name] = (self._log_count, number)
+
+    def logged_since(self, mark: int) -> tuple[int, dict[str, float]]:
+        """Return what was logged after ``mark``, and the mark to pass next time (0 at first)."""
+        if mark == self._log_count:
+            return mark, {}
+        news = {name: value for name, (count, value) in self._logged.items() if count > mark}
+        return self._log_count, news
+
+    # For engines.
+
+    def _begin_epoch(self) -> None:
+        self._epoch_start = self._args["cur_step_num"]
+
+    def _remember_metrics(self) -> None:
+        found = self._args.get("eval_results")
+        if found is None:
+            found = self._args.get("metrics")
+        if found is not None:
+            self._metrics = found
+
+    def _learning_rate(self) -> Any:
+        if self._step is not None:
+            return self._step.learning_rate
+        optimizer = self._args.get("optimizer")
+        backend = self.backend
+        if optimizer is None or backend is None:
+            return None
+        return backend.learning_rate(optimizer)
+
+    def _writable_learning_rate(self) -> Any:
+        rate = self._learning_rate()
+        if rate is None:
+            raise RunStateError("There is no optimizer in this run, so no learning rate to set.")
+        return rate
+
+    def _to_float(self, value: Native) -> float | None:
+        if isinstance(value, Mapping):
+            value = value.get("loss")
+        elif isinstance(value, (tuple, list)):
+            value = value[0] if value else None
+        if value is None or isinstance(value, (int, float)):
+            return None if value is None else float(value)
+        backend = self.backend
+        return float(value.mean()) if backend is None else backend.to_float(value)

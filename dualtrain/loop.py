@@ -1,0 +1,119 @@
+"""The loop: batches in, events out. It knows no model, no optimizer and no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dualtrain.bus import EventBus
+from dualtrain.context import RunContext
+from dualtrain.events import Event
+
+StepFunction = Callable[[Any], Any]
+"""Takes a batch, returns what callbacks see as ``net_outputs``."""
+
+
+def run_training(
+    context: RunContext,
+    bus: EventBus,
+    step: StepFunction,
+    batches: Iterable[Any],
+    *,
+    epoch: int,
+    initial_epoch: int = 0,
+    evaluate: Callable[[], None] | None = None,
+    valid_frequency: int | list[int] = 1,
+    agree: Callable[[bool], bool] = bool,
+) -> None:
+    """Train from ``initial_epoch`` to ``epoch``, emitting the events of ``dualtrain.events``.
+
+    Args:
+        context: The run's context; its parameters are kept up to date here.
+        bus: Who listens.
+        step: Trains on one batch.
+        batches: Iterated once per epoch.
+        epoch: The epoch to end at; at least ``initial_epoch + 1``.
+        initial_epoch: Epochs done before this run.
+        evaluate: Evaluates once, emitting the eval events; None if there is nothing to evaluate.
+        valid_frequency: Evaluate every so many epochs, or at the epochs listed.
+        agree: Makes the ranks of a distributed run agree on a stop; called on every step.
+    """
+    params = context.original_args()
+    step_begin = bus.emitter(Event.TRAIN_STEP_BEGIN)
+    step_end = bus.emitter(Event.TRAIN_STEP_END)
+    stop_requested = context.get_stop_requested
+
+    bus.emit(Event.TRAIN_BEGIN, context)
+    for number in range(initial_epoch + 1, epoch + 1):
+        params["cur_epoch_num"] = number
+        context._begin_epoch()
+        bus.emit(Event.TRAIN_EPOCH_BEGIN, context)
+        for batch in batches:
+            params["cur_step_num"] += 1
+            params["train_dataset_element"] = batch
+            if step_begin is not None:
+                step_begin(context)
+            params["net_outputs"] = step(batch)
+            if step_end is not None:
+                step_end(context)
+            if agree(stop_requested()):
+                break
+        if evaluate is not None and _is_due(number, valid_frequency):
+            evaluate()
+        bus.emit(Event.TRAIN_EPOCH_END, context)
+        params.pop("metrics", None)
+        params.pop("eval_results", None)
+        if agree(stop_requested()):
+            break
+    bus.emit(Event.TRAIN_END, context)
+
+
+def run_evaluation(
+    context: RunContext,
+    bus: EventBus,
+    step: StepFunction,
+    batches: Iterable[Any],
+    update: Callable[[Any], None],
+    finish: Callable[[], None],
+) -> None:
+    """Evaluate once, emitting the six eval events.
+
+    A stop requested during the evaluation cuts it short; one requested before does not.
+
+    Args:
+        context: The run's context; ``mode``, ``batch_num`` and ``cur_step_num`` are the caller's.
+        bus: Who listens.
+        step: Evaluates one batch.
+        batches: Iterated once.
+        update: Takes what the step returned into the metrics, after the step's event.
+        finish: Puts the results into the parameters, before ``on_eval_end``.
+    """
+    params = context.original_args()
+    step_begin = bus.emitter(Event.EVAL_STEP_BEGIN)
+    step_end = bus.emitter(Event.EVAL_STEP_END)
+    stop_requested = context.get_stop_requested
+    stopping = stop_requested()
+
+    bus.emit(Event.EVAL_BEGIN, context)
+    bus.emit(Event.EVAL_EPOCH_BEGIN, context)
+    for batch in batches:
+        params["cur_step_num"] += 1
+        params["eval_dataset_element"] = batch
+        if step_begin is not None:
+            step_begin(context)
+        params["net_outputs"] = outputs = step(batch)
+        if step_end is not None:
+            step_end(context)
+        update(outputs)
+        if stop_requested() and not stopping:
+            break
+    bus.emit(Event.EVAL_EPOCH_END, context)
+    finish()
+    context._remember_metrics()
+    bus.emit(Event.EVAL_END, context)
+
+
+def _is_due(epoch: int, valid_frequency: int | list[int]) -> bool:
+    if isinstance(valid_frequency, int):
+        return epoch % valid_frequency == 0
+    return epoch in valid_frequency

@@ -1,0 +1,99 @@
+"""Watch one number over time: is it better, and has it stopped getting better?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from dualtrain.errors import ArgumentTypeError, ArgumentValueError
+
+PREFIXES = ("val_", "eval_")
+SYNONYMS = {"accuracy": "acc"}
+
+
+def find_metric(name: str, results: Mapping[str, Any]) -> Any:
+    """Return the evaluation result that ``name`` means.
+
+    ``val_x``, ``eval_x`` and ``x`` are one metric, and so are ``acc`` and ``accuracy``.
+    The exact spelling wins if it is there.
+
+    Raises:
+        KeyError: There is no such result; the message lists those there are.
+    """
+    if name in results:
+        return results[name]
+    for key, value in results.items():
+        if _bare(key) == _bare(name):
+            return value
+    raise KeyError(f"no metric {name!r} in the evaluation; available: {', '.join(results) or 'none'}")
+
+
+def _bare(name: str) -> str:
+    for prefix in PREFIXES:
+        name = name.removeprefix(prefix)
+    return SYNONYMS.get(name, name)
+
+
+class Monitor:
+    """Keep the best value of a metric and count the observations without improvement.
+
+    Args:
+        name: The metric's name; decides the mode if none is given.
+        mode: ``"min"`` or ``"max"``. None: ``"min"`` for names containing ``loss``, ``error``,
+            ``mae``, ``mse`` or ``perplexity``, otherwise ``"max"``.
+        min_delta: A value is better only if it beats the best by more than this.
+        patience: Observations without improvement after which the monitor is exhausted;
+            0 means at the first.
+    """
+
+    def __init__(
+        self, name: str, mode: str | None = None, min_delta: float = 0.0, patience: int = 0
+    ) -> None:
+        if mode not in (None, "min", "max"):
+            raise ArgumentValueError(f"mode must be 'min', 'max' or None, but got {mode!r}.")
+        if isinstance(patience, bool) or not isinstance(patience, int):
+            raise ArgumentTypeError(f"patience takes an integer, but got {patience!r}.")
+        if patience < 0 or not 0 <= min_delta < math.inf:
+            raise ArgumentValueError(
+                f"patience and min_delta must not be negative, but got {patience} and {min_delta}."
+            )
+        self.name = name
+        self.mode = mode or self._mode_of(name)
+        self.min_delta = min_delta
+        self.patience = patience
+        self.best: float | None = None
+        """The best finite value so far; None before there is one."""
+        self.waited = 0
+        """Observations since the last improvement."""
+
+    @staticmethod
+    def _mode_of(name: str) -> str:
+        lower = name.lower()
+        falls = ("loss", "error", "mae", "mse", "perplexity")
+        return "min" if any(word in lower for word in falls) else "max"
+
+    def improved(self, value: float) -> bool:
+        """Observe a value and tell whether it is the best so far.
+
+        NaN and infinities are never an improvement.
+        """
+        if math.isfinite(value) and (self.best is None or self._gain(value) > self.min_delta):
+            self.best = value
+            self.waited = 0
+            return True
+        self.waited += 1
+        return False
+
+    def _gain(self, value: float) -> float:
+        assert self.best is not None
+        return self.best - value if self.mode == "min" else value - self.best
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether ``patience`` observations in a row have brought no improvement."""
+        return self.waited >= max(self.patience, 1)
+
+    def reset(self) -> None:
+        """Forget everything observed."""
+        self.best, self.waited = None, 0

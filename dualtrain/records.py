@@ -1,0 +1,92 @@
+"""One row of a log, to and from one line of strict JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from dualtrain.errors import ArgumentValueError
+
+SCHEMA_VERSION = 1
+_OWN_FIELDS = ("step", "epoch", "mode", "timestamp", "nonfinite")
+
+
+@dataclass(frozen=True)
+class Record:
+    """Numbers of one step, as plain Python values that nobody mutates.
+
+    Attributes:
+        step: Batches so far, from 1.
+        epoch: From 1; None in a lone evaluation.
+        mode: ``"train"`` or ``"eval"``.
+        time: Unix time in seconds.
+        values: Name -> float, integer, tuple of floats (one per parameter group) or None.
+    """
+
+    step: int
+    epoch: int | None
+    mode: str
+    time: float
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Return the record as one line of strict JSON, without the newline.
+
+        Numbers keep their full precision. JSON has no NaN and no infinities: they become
+        null, and a ``nonfinite`` object says which it was. ``mode`` is left out in training.
+        """
+        row: dict[str, Any] = {"step": self.step, "epoch": self.epoch}
+        if self.mode != "train":
+            row["mode"] = self.mode
+        row.update(self.values)
+        row["timestamp"] = self.time
+        try:
+            return json.dumps(row, allow_nan=False)
+        except ValueError:
+            pass
+        nonfinite = {}
+        for name, value in row.items():
+            if isinstance(value, (tuple, list)):
+                odd = {i: str(x) for i, x in enumerate(value) if _is_nonfinite(x)}
+                row[name] = [None if i in odd else x for i, x in enumerate(value)]
+                nonfinite.update({f"{name}.{i}": text for i, text in odd.items()})
+            elif _is_nonfinite(value):
+                row[name], nonfinite[name] = None, str(value)
+        row["nonfinite"] = nonfinite
+        return json.dumps(row, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> Record:
+        """Read a record back from its line, NaN and infinities included.
+
+        Raises:
+            ArgumentValueError: The line is not a whole JSON object with a ``step``.
+        """
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ArgumentValueError(f"not a whole line of JSON: {line[:80]!r}") from error
+        if not isinstance(row, dict) or "step" not in row:
+            raise ArgumentValueError(f"not a log record (a JSON object with a step): {line[:80]!r}")
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+        for name, text in values.get("nonfinite", {}).items():
+            column, _, index = name.rpartition(".")
+            if column in values and isinstance(values[column], tuple):
+                items = list(values[column])
+                items[int(index)] = float(text)
+                values[column] = tuple(items)
+            else:
+                values[name] = float(text)
+        return cls(
+            step=row["step"],
+            epoch=row.get("epoch"),
+            mode=row.get("mode", "train"),
+            time=row.get("timestamp", 0.0),
+            values={k: v for k, v in values.items() if k not in _OWN_FIELDS},
+        )
+
+
+def _is_nonfinite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
