@@ -39,7 +39,8 @@ class Every:
         seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        given = [n for n in ("steps", "epochs", "seconds") if locals()[n] is not None]
+        intervals = {"steps": steps, "epochs": epochs, "seconds": seconds}
+        given = [name for name, value in intervals.items() if value is not None]
         if len(given) != 1:
             raise ArgumentTypeError(
                 f"Every takes exactly one of steps, epochs, seconds, but got {given or 'none'}."

@@ -1,0 +1,70 @@
+"""The backend of MindSpore."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore
+import numpy as np
+
+from dualtrain.backends.mindspore import distributed
+from dualtrain.backends.mindspore.optimizer import MindSporeLearningRate
+from dualtrain.protocol import Capability, Native
+
+
+class MindSporeBackend:
+    """MindSpore 2.7 to 2.10, in PYNATIVE and GRAPH mode."""
+
+    name = "mindspore"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return "MindSporeBackend()"
+
+    def owns(self, obj: Native) -> bool:
+        return isinstance(obj, (mindspore.nn.Cell, mindspore.Tensor))  # optimizers are Cells
+
+    def model_class(self) -> type:
+        from dualtrain.backends.mindspore.model import MindSporeModel
+
+        return MindSporeModel
+
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset({Capability.STEP_EVENTS})
+
+    def describe_mode(self) -> str:
+        return f"MindSpore {'GRAPH' if graph_mode() else 'PYNATIVE'} mode"
+
+    def version(self) -> str:
+        return str(mindspore.__version__)
+
+    def to_float(self, value: Native) -> float:
+        return float(np.mean(self.to_numpy(value)))
+
+    def to_numpy(self, value: Native) -> Any:
+        tensor = value if isinstance(value, mindspore.Tensor) else mindspore.Tensor(value)
+        if tensor.dtype == mindspore.bfloat16:  # numpy has none
+            tensor = tensor.astype(mindspore.float32)
+        return tensor.asnumpy()
+
+    def learning_rate(self, optimizer: Native) -> MindSporeLearningRate:
+        return MindSporeLearningRate(optimizer)
+
+    def rank(self) -> int:
+        return distributed.rank()
+
+    def world_size(self) -> int:
+        return distributed.world_size()
+
+    def any_rank(self, flag: bool) -> bool:
+        return distributed.any_rank(flag)
+
+
+def graph_mode() -> bool:
+    """Tell whether MindSpore is in GRAPH mode now."""
+    return bool(mindspore.get_context("mode") == mindspore.GRAPH_MODE)
+
+
+BACKEND = MindSporeBackend()

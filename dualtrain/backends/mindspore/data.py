@@ -1,0 +1,93 @@
+"""Batches on their way to a MindSpore network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor
+
+from dualtrain.backends._arguments import check_iterable, empty, split_batch
+from dualtrain.errors import ArgumentTypeError
+from dualtrain.protocol import Native
+
+
+class Batches:
+    """A Python iterable of numpy batches, with as much of a ``mindspore.dataset`` as Model asks for.
+
+    Nothing is copied ahead and no pipeline is started: a batch costs its conversion to tensors.
+
+    Args:
+        role: The argument's name, for messages.
+        dataset: Any iterable of batches of numpy arrays, sized or not.
+        passes: How many times it will be gone through.
+
+    Raises:
+        ArgumentTypeError: It is not an iterable of batches.
+        ArgumentValueError: It is empty, or can be iterated once only where more is asked.
+    """
+
+    def __init__(self, role: str, dataset: Any, *, passes: int) -> None:
+        self.length = check_iterable(role, dataset, passes=passes)
+        self._role = role
+        self._dataset = dataset
+        self._batches: Iterator[Any] | None = None
+        batches = iter(dataset)
+        try:
+            first = next(batches)
+        except StopIteration:
+            raise empty(role) from None
+        self._columns(first)  # a batch of the wrong kind is an error before the first step
+        if self.length is None or iter(dataset) is dataset:
+            self._batches = chain([first], batches)
+
+    def get_dataset_size(self) -> float:
+        """Return the number of batches; infinite where there is no length, so that comparing works."""
+        return float("inf") if self.length is None else self.length
+
+    def create_tuple_iterator(self, num_epochs: int = -1, do_copy: bool = True) -> Batches:
+        """Return the iterator: this object, which starts anew after each end."""
+        return self
+
+    def __next__(self) -> tuple[Any, ...]:
+        if self._batches is None:
+            self._batches = iter(self._dataset)
+        try:
+            return self._columns(next(self._batches))
+        except StopIteration:
+            self._batches = None
+            raise
+
+    def reset(self) -> None:
+        """Start anew with the next batch, as after an epoch that was left early."""
+        self._batches = None
+
+    def _columns(self, batch: Any) -> tuple[Any, ...]:
+        if isinstance(batch, Mapping):
+            inputs, label = split_batch(dict(batch))
+            batch = (*inputs, label)
+        elif not isinstance(batch, (tuple, list)):
+            batch = (batch,)
+        return tuple(self._tensor(column) for column in batch)
+
+    def _tensor(self, column: Any) -> Native:
+        if isinstance(column, Tensor):
+            return column
+        array = np.asarray(column)
+        if array.dtype.kind not in "biuf":
+            raise ArgumentTypeError(
+                f"{self._role} has to give batches of numpy arrays, but a column is "
+                f"{type(column).__name__} of dtype {array.dtype}."
+            )
+        return Tensor(array)
+
+
+def as_dataset(role: str, dataset: Any, *, passes: int) -> Any:
+    """Return a ``mindspore.dataset`` as it is, and an iterable of numpy batches as ``Batches``."""
+    if not hasattr(dataset, "create_tuple_iterator"):
+        return Batches(role, dataset, passes=passes)
+    if dataset.get_dataset_size() == 0:
+        raise empty(role)
+    return dataset

@@ -1,0 +1,190 @@
+"""The learning rate of a MindSpore optimizer, in each of the forms it has there.
+
+A float is a Parameter, a list a Cell around a table, a schedule that Cell itself, and groups
+are a tuple of Parameters or a list of Cells with one entry per weight. In PYNATIVE mode the
+compiled optimizer keeps reading the storage that it has seen first, so that ``set_data``
+changes what reads back and not what is used; ``ops.assign`` writes into that storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from dualtrain.errors import ArgumentTypeError, ArgumentValueError
+from dualtrain.protocol import Native, Rate
+
+
+class MindSporeLearningRate:
+    """The learning rate of an optimizer.
+
+    Args:
+        optimizer: A ``mindspore.nn.Optimizer``.
+    """
+
+    def __init__(self, optimizer: Native) -> None:
+        self._optimizer = optimizer
+        self.steps_ahead = 0
+        """By how much the optimizer's step counter is ahead of the step whose rate is asked for:
+        at step end it points to the next one already."""
+
+    def read(self) -> Rate:
+        rates = tuple(self._value(form) for form in self._forms())
+        return rates[0] if len(rates) == 1 else rates
+
+    def write(self, rate: Rate) -> None:
+        forms = self._forms()
+        rates = rate if isinstance(rate, (tuple, list)) else (rate,) * len(forms)
+        if len(rates) != len(forms):
+            raise ArgumentValueError(
+                f"expected one learning rate or {len(forms)}, one per parameter group, but got {len(rates)}."
+            )
+        parameters = [_parameter_of(form) for form in forms]
+        for form, parameter in zip(forms, parameters, strict=True):
+            if parameter is None:
+                raise ArgumentValueError(
+                    f"the learning rate follows the schedule {_schedule_name(form)} and cannot be set to "
+                    f"a value: use scale_lr(factor), which works on top of it."
+                )
+        for parameter, value in zip(parameters, rates, strict=True):
+            _assign(parameter, np.full(parameter.shape, checked_rate(value)))
+
+    def scale(self, factor: float, min_lr: float = 0.0) -> Rate:
+        forms = self._forms()
+        for form in forms:
+            if _parameter_of(form) is None and not isinstance(form, ScaledSchedule):
+                raise ArgumentValueError(
+                    f"the learning rate follows the schedule {_schedule_name(form)} of an optimizer that "
+                    f"had taken steps before it was given to Model, so it cannot be scaled any more."
+                )
+        for form in forms:
+            parameter = _parameter_of(form)
+            if parameter is not None:
+                old = parameter.asnumpy().astype(np.float64)
+                _assign(parameter, np.maximum(old * factor, np.minimum(min_lr, old)))
+            else:
+                rate = self._value(form)
+                if rate > 0:
+                    new = max(rate * factor, min(min_lr, rate))
+                    _assign(form.scale, form.scale.asnumpy() * (new / rate))
+        return self.read()
+
+    def _forms(self) -> list[Any]:
+        """The distinct Parameters or schedule Cells, one per group."""
+        rate = self._optimizer.learning_rate
+        if isinstance(rate, (tuple, list, nn.CellList)):
+            return list({id(form): form for form in rate}.values())
+        return [rate]
+
+    def _value(self, form: Any) -> float:
+        parameter = _parameter_of(form)
+        if parameter is not None and parameter.ndim == 0:
+            return _shortest(parameter.asnumpy())
+        step = max(int(self._optimizer.global_step.asnumpy().item()) - self.steps_ahead, 0)
+        if parameter is not None:
+            table = parameter.asnumpy()
+            return _shortest(table[min(step, len(table) - 1)])
+        return _shortest(form(Tensor([step], mindspore.int32)).asnumpy())
+
+
+class ScaledSchedule(nn.learning_rate_schedule.LearningRateSchedule):  # type: ignore[misc]
+    """A schedule times a factor that can be changed while training goes on.
+
+    Args:
+        schedule: The schedule.
+        name: The name of the factor's Parameter.
+    """
+
+    def __init__(self, schedule: Native, name: str) -> None:
+        super().__init__()
+        self.schedule = schedule
+        self.scale = Parameter(Tensor(1.0, mindspore.float32), name=name, requires_grad=False)
+
+    def construct(self, global_step: Native) -> Native:
+        return self.schedule(global_step) * self.scale
+
+
+def make_scalable(optimizer: Native) -> None:
+    """Wrap an optimizer's schedules, before its first step, so that ``scale_lr`` works on them."""
+    rate = optimizer.learning_rate
+    if int(optimizer.global_step.asnumpy().item()) > 0:
+        return  # compiled already: a new Cell would be ignored without a word
+    if isinstance(rate, nn.CellList):
+        wrapped: dict[int, Any] = {}
+        for form in rate:
+            if id(form) not in wrapped:
+                wrapped[id(form)] = _scaled(form, f"learning_rate_scale_{len(wrapped)}")
+        optimizer.learning_rate = nn.CellList([wrapped[id(form)] for form in rate], auto_prefix=False)
+    elif isinstance(rate, nn.Cell):
+        optimizer.learning_rate = _scaled(rate, "learning_rate_scale")
+
+
+@contextmanager
+def working_set_data(optimizer: Native) -> Iterator[None]:
+    """Make a user's ``optimizer.learning_rate.set_data(x)`` take effect for the duration of a run."""
+    rate = optimizer.learning_rate
+    forms = rate if isinstance(rate, (tuple, list, nn.CellList)) else [rate]
+    parameters = {id(p): p for p in map(_parameter_of, forms) if p is not None}
+
+    def forwarder(parameter: Any) -> Any:
+        def set_data(data: Any, slice_shape: bool = False) -> Any:
+            _assign(parameter, np.asarray(data.asnumpy() if hasattr(data, "asnumpy") else data))
+            return parameter
+
+        return set_data
+
+    for parameter in parameters.values():
+        parameter.set_data = forwarder(parameter)
+    try:
+        yield
+    finally:
+        for parameter in parameters.values():
+            del parameter.set_data
+
+
+def checked_rate(value: Any) -> float:
+    """Return a learning rate as a float, or say what is wrong with it."""
+    try:
+        rate = float(value)
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(f"a learning rate is a number, but got {value!r}.") from error
+    if not 0 <= rate < float("inf"):
+        raise ArgumentValueError(f"a learning rate is finite and not negative, but got {rate!r}.")
+    return rate
+
+
+def table_length(optimizer: Native) -> int | None:
+    """Return the number of steps that the optimizer's table of rates is good for, if it has one."""
+    forms = MindSporeLearningRate(optimizer)._forms()
+    lengths = [len(p) for p in map(_parameter_of, forms) if p is not None and p.ndim == 1]
+    return min(lengths, default=None)
+
+
+def _scaled(form: Any, name: str) -> Any:
+    return form if _parameter_of(form) is not None else ScaledSchedule(form, name)
+
+
+def _schedule_name(form: Any) -> str:
+    return type(form.schedule if isinstance(form, ScaledSchedule) else form).__name__
+
+
+def _parameter_of(form: Any) -> Any:
+    """The Parameter behind a constant or a table; None for a schedule, which computes its rate."""
+    if isinstance(form, Parameter):
+        return form
+    inner = getattr(form, "learning_rate", None)
+    return inner if isinstance(inner, Parameter) else None
+
+
+def _shortest(value: Any) -> float:
+    """The shortest decimal that is this float32: 0.1 reads as 0.1, as it does on PyTorch."""
+    return float(str(np.float32(value.item())))
+
+
+def _assign(parameter: Any, values: Any) -> None:
+    ops.assign(parameter, Tensor(np.asarray(values, dtype=np.float32).reshape(parameter.shape)))

@@ -1,0 +1,18 @@
+"""The built-in callbacks: one class per file, none of which imports a framework."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dualtrain._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from dualtrain.callbacks.metric_history import MetricHistory as MetricHistory
+    from dualtrain.callbacks.step_logger import StepLogger as StepLogger
+
+_EXPORTS = {
+    "MetricHistory": "dualtrain.callbacks.metric_history:MetricHistory",
+    "StepLogger": "dualtrain.callbacks.step_logger:StepLogger",
+}
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)  # noqa: PLE0605

@@ -1,0 +1,172 @@
+"""Write what training does, step by step, as JSON lines."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from dualtrain.callback import Callback
+from dualtrain.context import RunContext
+from dualtrain.errors import ArgumentTypeError, ArgumentValueError
+from dualtrain.records import Record
+from dualtrain.sinks.jsonl import JsonlSink
+from dualtrain.triggers import Every, positive_int
+
+
+class StepLogger(Callback):
+    """Log every ``log_interval``-th step, and the very last one, to a file.
+
+    A row has ``step`` and ``epoch`` (from 1), ``global_step`` (optimizer updates), ``loss``,
+    ``lr`` (the rate this step used; a list with several parameter groups), ``elapsed_sec``
+    since train begin, whatever callbacks gave to ``run_context.log()``, and ``timestamp``
+    (Unix seconds). Numbers keep full precision; NaN and infinities are null, and a
+    ``nonfinite`` object says which. Information about the run (versions, model, backend,
+    start time) is beside the log, in ``<log_file>.meta.json``.
+
+    A finished log of the same name is moved aside to ``train_log.1.jsonl`` and so on; a log
+    that a live run is writing is refused before the first step.
+
+    Args:
+        log_file: Read at train begin. Missing folders are made.
+        log_interval: Steps between two rows, counted across epochs. 10 keeps the cost of a
+            device sync per row negligible and still shows every turn of a loss.
+        rank: ``"main"``: rank 0 alone writes. ``"all"``: every rank writes its own file,
+            ranks above 0 to ``train_log.rank1.jsonl`` and so on.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: An argument cannot be used.
+        LogInUseError, OSError: At train begin, if the file cannot be had.
+
+    Cost: one device sync and one line every ``log_interval`` steps; otherwise a comparison.
+    Events: train begin, step end, train end, teardown.
+    """
+
+    def __init__(
+        self,
+        log_file: str | os.PathLike[str] = "train_log.jsonl",
+        log_interval: int = 10,
+        *,
+        rank: str = "main",
+    ) -> None:
+        if not isinstance(log_file, (str, os.PathLike)):
+            raise ArgumentTypeError(f"StepLogger(log_file=...) takes a path, but got {log_file!r}.")
+        if rank not in ("main", "all"):
+            raise ArgumentValueError(f"StepLogger(rank=...) is 'main' or 'all', but got {rank!r}.")
+        self.log_file = log_file
+        self.log_interval = positive_int("StepLogger", "log_interval", log_interval)
+        self.rank = rank
+        self._resuming = False
+        self._forget_run()
+
+    def _forget_run(self) -> None:
+        self._sink: JsonlSink | None = None
+        self._held: Record | None = None
+        self._written_step = 0
+        self._log_mark = 0
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        self._forget_run()
+        resuming, self._resuming = self._resuming, False
+        if self.rank == "main" and not run_context.is_main:
+            return
+        self._start = time.monotonic()
+        self._every = Every(steps=self.log_interval)
+        self._every.reset(step=run_context.step or 0)
+        path = Path(self.log_file)
+        if run_context.rank > 0:
+            path = path.with_name(f"{path.stem}.rank{run_context.rank}{path.suffix}")
+        self._sink = JsonlSink(path, append=resuming, meta=self._describe_run(run_context))
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        step = run_context.step
+        if self._sink is None or step is None or not self._every.due(step=step):
+            return
+        record = self._record(run_context)
+        if _is_last_step(run_context):
+            self._held = record  # what the evaluation still logs belongs into it
+        else:
+            self._write(record)
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        if self._sink is None or not run_context.step:
+            return
+        late = self._logged(run_context)
+        if self._held is not None:
+            self._held.values.update(late)
+        elif self._written_step != run_context.step or late:
+            record = self._record(run_context)
+            record.values.update(late)
+            self._write(record)
+
+    def on_teardown(self, run_context: RunContext) -> None:
+        try:
+            if self._held is not None:
+                self._write(self._held)
+        finally:
+            sink, self._sink, self._held = self._sink, None, None
+            if sink is not None:
+                sink.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what tells a resumed run to continue this log."""
+        return {"log_file": os.fspath(self.log_file), "written_step": self._written_step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the log in the next run instead of starting a new one."""
+        self._resuming = state["written_step"] > 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has the settings and no part in a running log.
+        return {"log_file": self.log_file, "log_interval": self.log_interval, "rank": self.rank}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def _record(self, run_context: RunContext) -> Record:
+        values = {
+            "global_step": run_context.global_step,
+            "loss": run_context.loss,
+            "lr": run_context.lr,
+            "elapsed_sec": round(time.monotonic() - self._start, 6),
+            **self._logged(run_context),
+        }
+        return Record(run_context.step or 0, run_context.epoch, "train", time.time(), values)
+
+    def _logged(self, run_context: RunContext) -> dict[str, float]:
+        self._log_mark, logged = run_context.logged_since(self._log_mark)
+        return logged
+
+    def _write(self, record: Record) -> None:
+        assert self._sink is not None
+        self._sink.write(record)
+        self._written_step = record.step
+
+    def _describe_run(self, run_context: RunContext) -> dict[str, Any]:
+        backend = run_context.backend
+        network = run_context.original_args().get("network")
+        from dualtrain import __version__
+
+        return {
+            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "dualtrain": __version__,
+            "python": platform.python_version(),
+            "backend": None if backend is None else str(backend),
+            "backend_version": None if backend is None else backend.version(),
+            "model": None if network is None else type(network).__name__,
+            "epochs": run_context.epochs,
+            "batches_per_epoch": run_context.batches_per_epoch,
+            "log_interval": self.log_interval,
+            "rank": run_context.rank,
+            "world_size": run_context.world_size,
+        }
+
+
+def _is_last_step(run_context: RunContext) -> bool:
+    if run_context.get_stop_requested():
+        return True
+    in_last_epoch = run_context.epoch == run_context.epochs
+    return in_last_epoch and run_context.step_in_epoch == run_context.batches_per_epoch

@@ -1,0 +1,63 @@
+"""The command line: ``dualtrain show LOG`` and ``dualtrain plot LOG... [-o FILE.png]``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from dualtrain import __version__
+from dualtrain.errors import DualTrainError
+from dualtrain.logs.reader import Log, read_log
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: The arguments; None: those of the process.
+
+    Returns:
+        The exit status: 0, 1 when a log cannot be read or drawn (with a sentence on stderr);
+        2 for wrong usage comes from argparse.
+    """
+    parser = argparse.ArgumentParser(prog="dualtrain", description="Look at training logs.")
+    parser.add_argument("--version", action="version", version=f"dualtrain {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    show = commands.add_parser("show", help="summarise a log: the run, its steps, each value")
+    show.add_argument("log", metavar="LOG")
+    plot = commands.add_parser("plot", help="draw one or more logs as a picture")
+    plot.add_argument("logs", metavar="LOG", nargs="+")
+    plot.add_argument("-o", "--output", metavar="FILE.png", default="dualtrain.png")
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.command == "show":
+            print("\n".join(_summary(read_log(arguments.log))))  # noqa: T201
+        else:
+            from dualtrain.logs.plot import plot_logs
+
+            print(plot_logs(arguments.logs, arguments.output))  # noqa: T201
+    except (DualTrainError, OSError, ValueError) as error:
+        print(f"dualtrain: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+def _summary(log: Log) -> list[str]:
+    lines = [f"{log.path}: {len(log.records)} records"]
+    if log.records:
+        first, last = log.records[0], log.records[-1]
+        lines[0] += f", steps {first.step} to {last.step}, epochs {first.epoch} to {last.epoch}"
+    if log.torn:
+        lines.append(f"{len(log.torn)} torn lines left out")
+    if log.meta:
+        told = ("started", "model", "backend", "backend_version", "dualtrain", "python")
+        lines.append("  ".join(f"{key} {log.meta[key]}" for key in told if log.meta.get(key) is not None))
+    if log.records:
+        lines.append(f"{'value':<20}{'first':>14}{'last':>14}{'min':>14}{'max':>14}")
+    for name in log.names:
+        numbers = [v for v in log.column(name)[1] if isinstance(v, (int, float))]
+        if numbers:
+            shown = (numbers[0], numbers[-1], min(numbers), max(numbers))
+            lines.append(f"{name:<20}" + "".join(f"{number:>14.6g}" for number in shown))
+    return lines

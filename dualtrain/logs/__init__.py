@@ -1,0 +1,20 @@
+"""The reading side of logs: read them, show them, draw them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dualtrain._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from dualtrain.logs.plot import plot_logs as plot_logs
+    from dualtrain.logs.reader import Log as Log
+    from dualtrain.logs.reader import read_log as read_log
+
+_EXPORTS = {
+    "Log": "dualtrain.logs.reader:Log",
+    "plot_logs": "dualtrain.logs.plot:plot_logs",
+    "read_log": "dualtrain.logs.reader:read_log",
+}
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)  # noqa: PLE0605

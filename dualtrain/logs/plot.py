@@ -1,0 +1,80 @@
+"""Draw logs as a picture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dualtrain._lazy import require
+from dualtrain.errors import ArgumentValueError
+from dualtrain.logs.reader import Log, read_log
+
+_NOT_DRAWN = ("global_step", "elapsed_sec")
+
+
+def plot_logs(
+    logs: Sequence[Log | str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    names: Sequence[str] | None = None,
+    labels: Sequence[str] | None = None,
+) -> Path:
+    """Draw the values of one or more logs over steps, one panel a name, one line a log.
+
+    Args:
+        logs: Logs, or paths of logs.
+        output: The picture; its ending decides the format (.png, .svg, .pdf).
+        names: What to draw. None: every value that some log has, except counters and clocks.
+        labels: A name for each log in the legend. None: the backend, or the file's name.
+
+    Returns:
+        The path of the picture.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+        ArgumentValueError: There is nothing to draw.
+    """
+    read = [log if isinstance(log, Log) else read_log(log) for log in logs]
+    if names is None:
+        names = list(dict.fromkeys(n for log in read for n in log.names if n not in _NOT_DRAWN))
+    drawn = [name for name in names if any(name in log.names for log in read)]
+    if not drawn:
+        raise ArgumentValueError(f"nothing to draw: the {len(read)} logs have no values.")
+    labels = labels if labels is not None else _labels(read)
+    figure_class = require("matplotlib.figure", extra="plot").Figure
+    columns = min(2, len(drawn))
+    rows = -(-len(drawn) // columns)
+    figure = figure_class(figsize=(6 * columns, 3.4 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    for name, panel in zip(drawn, panels, strict=False):
+        for log, label in zip(read, labels, strict=True):
+            if name in log.names:
+                _draw(panel, *log.column(name), label)
+        panel.set_title(name)
+        panel.set_xlabel("step")
+        panel.grid(alpha=0.3)
+        panel.legend()
+    for panel in list(panels):
+        panel.set_visible(False)
+    output = Path(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(output, dpi=120)
+    return output
+
+
+def _draw(panel: Any, steps: list[int], values: list[Any], label: str) -> None:
+    marker = "o" if len(steps) < 30 else None
+    groups = max(len(v) if isinstance(v, tuple) else 1 for v in values)
+    for group in range(groups):
+        series = [v[group] if isinstance(v, tuple) else v for v in values]
+        name = label if groups == 1 else f"{label} group {group}"
+        panel.plot(steps, [float("nan") if v is None else v for v in series], marker=marker, ms=3, label=name)
+
+
+def _labels(logs: Sequence[Log]) -> list[str]:
+    backends = [log.meta.get("backend") for log in logs]
+    if None not in backends and len(set(backends)) == len(backends):
+        return [str(backend) for backend in backends]
+    return [log.path.stem for log in logs]

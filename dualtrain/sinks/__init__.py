@@ -1,0 +1,22 @@
+"""Where records go. A sink writes records and knows nothing of training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dualtrain._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from dualtrain.sinks.console import ConsoleSink as ConsoleSink
+    from dualtrain.sinks.jsonl import JsonlSink as JsonlSink
+    from dualtrain.sinks.memory import MemorySink as MemorySink
+    from dualtrain.sinks.sink import Sink as Sink
+
+_EXPORTS = {
+    "ConsoleSink": "dualtrain.sinks.console:ConsoleSink",
+    "JsonlSink": "dualtrain.sinks.jsonl:JsonlSink",
+    "MemorySink": "dualtrain.sinks.memory:MemorySink",
+    "Sink": "dualtrain.sinks.sink:Sink",
+}
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)  # noqa: PLE0605

@@ -1,0 +1,43 @@
+"""A sink for people: a line a record."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+from dualtrain.records import Record
+
+
+class ConsoleSink:
+    """Print each record as one line, numbers to six significant digits.
+
+    Args:
+        stream: Where to; None: whatever ``sys.stdout`` is when a record is written.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
+
+    def write(self, record: Record) -> None:
+        """Print the record."""
+        epoch = "" if record.epoch is None else f"epoch {record.epoch}  "
+        mode = "" if record.mode == "train" else f"{record.mode}  "
+        values = "  ".join(f"{name} {_short(value)}" for name, value in record.values.items())
+        print(f"{mode}{epoch}step {record.step}  {values}", file=self._stream or sys.stdout)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        (self._stream or sys.stdout).flush()
+
+    def close(self) -> None:
+        """Flush the stream and leave it open: it is not ours."""
+        self.flush()
+
+    def __repr__(self) -> str:
+        return f"ConsoleSink(stream={self._stream!r})"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, tuple):
+        return "/".join(map(_short, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
