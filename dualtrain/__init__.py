@@ -12,8 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dualtrain._lazy import lazy_exports
-
-__version__ = "0.1.0"
+from dualtrain._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from dualtrain import callbacks as callbacks
@@ -36,5 +35,5 @@ _EXPORTS = {
     "testing": "dualtrain.testing",
 }
 
-__getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)  # noqa: PLE0605
+__getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)
 __all__ += ["__version__"]

@@ -28,7 +28,7 @@ class Emitter:
     Calling it costs one Python call and one more for each hook.
     """
 
-    __slots__ = ("event", "_hooks", "_owners")
+    __slots__ = ("_hooks", "_owners", "event")
 
     def __init__(self, event: Event, hooks: Sequence[tuple[Any, Hook]]) -> None:
         self.event = event
@@ -129,19 +129,19 @@ class EventBus:
             error = caught
             on_exception = self._emitters.get(Event.EXCEPTION)
             if on_exception is not None:
-                error = _attempt(error, lambda: on_exception(context, caught))
+                error = _attempt(error, on_exception, context, caught)
         else:
             error = context._raise_after
         context.event = Event.TEARDOWN
         teardown = self._emitters.get(Event.TEARDOWN)
         if teardown is not None and entered:
             for hook in reversed(teardown._hooks):
-                error = _attempt(error, lambda hook=hook: hook(context))  # type: ignore[misc]
+                error = _attempt(error, hook, context)
         for callback in reversed(entered):
             leave = getattr(callback, "__exit__", None)
             if leave is not None:
                 details = (type(error), error, error.__traceback__) if error else (None,) * 3
-                error = _attempt(error, lambda leave=leave, d=details: leave(*d))  # type: ignore[misc]
+                error = _attempt(error, leave, *details)
         if error is not None:
             try:
                 raise error
@@ -176,9 +176,9 @@ def _hooks_of(callback: Any, bases: tuple[type, ...]) -> dict[Event, Hook]:
     hooks: dict[Event, Hook] = {}
     aliases = []
     for name in _public_names(callback):
-        if name.startswith("on_") and name not in Event._value2member_map_ and name not in ALIASES:
-            if callable(getattr(callback, name)):
-                raise UnknownEventError(_unknown(callback, name))
+        unknown = name.startswith("on_") and name not in Event._value2member_map_ and name not in ALIASES
+        if unknown and callable(getattr(callback, name)):
+            raise UnknownEventError(_unknown(callback, name))
     for event in Event:
         if _defines(callback, event.value, bases):
             hooks[event] = _checked_hook(callback, event.value, event)
@@ -226,9 +226,7 @@ def _checked_hook(callback: Any, name: str, event: Event) -> Hook:
         inspect.signature(hook).bind(*arguments)
     except TypeError as error:
         expected = "(run_context, error)" if event is Event.EXCEPTION else "(run_context)"
-        raise ArgumentTypeError(
-            f"{_name(callback)}.{name} has to take {expected}, but {error}."
-        ) from None
+        raise ArgumentTypeError(f"{_name(callback)}.{name} has to take {expected}, but {error}.") from None
     except ValueError:
         pass  # a builtin without a signature
     return hook
@@ -252,10 +250,10 @@ def _where(callback: Any, event: Event, context: RunContext) -> str:
     return f"{_name(callback)}.{event} at step {context.step}, epoch {context.epoch}"
 
 
-def _attempt(error: BaseException | None, action: Callable[[], Any]) -> BaseException | None:
+def _attempt(error: BaseException | None, action: Callable[..., Any], *args: Any) -> BaseException | None:
     """Do something on the way out; return the error to go on with: the first one wins."""
     try:
-        action()
+        action(*args)
     except BaseException as failure:  # noqa: BLE001 - raised by lifecycle
         if error is None or failure is error:
             return failure

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from dualtrain import __version__
+from dualtrain._version import __version__
 from dualtrain.errors import DualTrainError
 from dualtrain.logs.reader import Log, read_log
 

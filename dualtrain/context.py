@@ -91,9 +91,7 @@ class RunContext:
         """Return the parameter mapping (``cb_params``), live: the engine changes it in place."""
         return self._args
 
-    def request_stop(
-        self, reason: str | None = None, *, raise_after: BaseException | None = None
-    ) -> None:
+    def request_stop(self, reason: str | None = None, *, raise_after: BaseException | None = None) -> None:
         """End the run in the ordinary way after the current step.
 
         The evaluation that is due, ``on_train_epoch_end`` and ``on_train_end`` still happen.
@@ -260,7 +258,8 @@ class RunContext:
                 f"scale_lr needs a positive finite factor and min_lr >= 0, "
                 f"but got factor={factor!r}, min_lr={min_lr!r}."
             )
-        return self._writable_learning_rate().scale(factor, min_lr)
+        rate: Rate = self._writable_learning_rate().scale(factor, min_lr)
+        return rate
 
     @property
     def metrics(self) -> Mapping[str, Any]:

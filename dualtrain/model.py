@@ -9,7 +9,7 @@ from dualtrain.backends import find_backend
 from dualtrain.errors import ArgumentTypeError
 
 
-class Model(metaclass=ABCMeta):
+class Model(metaclass=ABCMeta):  # noqa: B024 - for register(), nothing is abstract
     """Train, fit, evaluate and predict with a network of either framework.
 
     ``dt.Model(...)`` returns the Model of the network's backend, for which

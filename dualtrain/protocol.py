@@ -117,8 +117,10 @@ class Backend(Protocol):
 class Step(Protocol):
     """What a run context asks of the step that trains: one object per run, owned by the engine."""
 
-    learning_rate: LearningRate | None
-    """None where there is no optimizer."""
+    @property
+    def learning_rate(self) -> LearningRate | None:
+        """The optimizer's learning rate; None where there is no optimizer."""
 
-    global_step: int
-    """Optimizer updates of this run so far."""
+    @property
+    def global_step(self) -> int:
+        """Optimizer updates of this run so far."""

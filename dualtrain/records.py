@@ -71,7 +71,7 @@ class Record:
         if not isinstance(row, dict) or "step" not in row:
             raise ArgumentValueError(f"not a log record (a JSON object with a step): {line[:80]!r}")
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
-        for name, text in values.get("nonfinite", {}).items():
+        for name, text in row.get("nonfinite", {}).items():
             column, _, index = name.rpartition(".")
             if column in values and isinstance(values[column], tuple):
                 items = list(values[column])

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 from dualtrain.triggers import positive_int
 
 METRIC_NAMES = frozenset(
-    {"acc", "accuracy", "loss", "mae", "mse", "top_1_accuracy", "top_5_accuracy", "f1", "precision", "recall"}
+    {
+        "acc",
+        "accuracy",
+        "loss",
+        "mae",
+        "mse",
+        "top_1_accuracy",
+        "top_5_accuracy",
+        "f1",
+        "precision",
+        "recall",
+    }
 )
 
 
@@ -44,7 +56,11 @@ def check_iterable(role: str, dataset: Any, *, passes: int) -> int | None:
     Returns:
         Its number of batches, or None if it has no length.
     """
-    if isinstance(dataset, (str, bytes, dict)) or hasattr(dataset, "ndim") or not _iterates(dataset):
+    if (
+        isinstance(dataset, (str, bytes, dict))
+        or hasattr(dataset, "ndim")
+        or not hasattr(dataset, "__iter__")
+    ):
         raise ArgumentTypeError(
             f"{role} has to be an iterable of batches, such as a list of (inputs, label) tuples "
             f"or a data loader, but got {type(dataset).__name__}."
@@ -68,15 +84,94 @@ def empty(role: str) -> ArgumentValueError:
     return ArgumentValueError(f"{role} is empty: expected at least one batch.")
 
 
-def check_metric_names(names: Any, known: frozenset[str] = METRIC_NAMES) -> None:
-    """Check names of metrics."""
-    for name in names:
+def metric_names(metrics: Any, known: frozenset[str] = METRIC_NAMES) -> list[str]:
+    """Return the names in a set, list or tuple of metric names; ``acc`` and ``accuracy`` are one.
+
+    Raises:
+        ArgumentTypeError: It is something else, or holds something else than names.
+        ArgumentValueError: A name is unknown.
+    """
+    if not isinstance(metrics, (set, frozenset, list, tuple)):
+        raise ArgumentTypeError(
+            f"metrics takes a set, list or tuple of names, or a mapping name -> object, "
+            f"but got {type(metrics).__name__} {metrics!r:.60}."
+        )
+    for name in metrics:
         if not isinstance(name, str):
             raise ArgumentTypeError(f"metrics takes names or a mapping name -> object, but got {name!r}.")
         if name not in known:
             raise ArgumentValueError(
                 f"metrics has no {name!r}; the names are {', '.join(sorted(known, key=str.lower))}."
             )
+    return [name for name in metrics if not (name == "accuracy" and "acc" in metrics)]
+
+
+def check_metric_object(name: str, metric: Any, kinds: str, *verb_sets: tuple[str, ...]) -> None:
+    """Check that an object has all verbs of one of the sets.
+
+    Args:
+        name: Its key in ``metrics``.
+        metric: The object.
+        kinds: What is expected, in words.
+        verb_sets: The names of the methods, alternatives.
+    """
+    if isinstance(metric, type):
+        raise ArgumentTypeError(f"metrics[{name!r}] is a class, not an instance: pass {metric.__name__}().")
+    if not any(all(hasattr(metric, verb) for verb in verbs) for verbs in verb_sets):
+        raise ArgumentTypeError(f"metrics[{name!r}] has to be {kinds}, but got {type(metric).__name__}.")
+
+
+def metric_needs_outputs(name: str) -> ArgumentValueError:
+    """Return the error for a metric that cannot be computed from a loss alone."""
+    return ArgumentValueError(
+        f"metric {name!r} needs the network's outputs and the label: without loss_fn, "
+        f"return them from train_step in a mapping, under 'outputs' and 'label'."
+    )
+
+
+def checked_rate(value: Any) -> float:
+    """Return a learning rate as a float, or say what is wrong with it."""
+    try:
+        rate = float(value)
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(f"a learning rate is a number, but got {value!r}.") from error
+    if not 0 <= rate < float("inf"):
+        raise ArgumentValueError(f"a learning rate is finite and not negative, but got {rate!r}.")
+    return rate
+
+
+def checked_rates(rate: Any, groups: int) -> list[float]:
+    """Return one learning rate per parameter group from one rate or a sequence of them."""
+    rates = list(rate) if isinstance(rate, (tuple, list)) else [rate] * groups
+    if len(rates) != groups:
+        raise ArgumentValueError(
+            f"expected one learning rate or {groups}, one per parameter group, but got {len(rates)}."
+        )
+    return [checked_rate(value) for value in rates]
+
+
+def lowered(rate: float, factor: float, min_lr: float) -> float:
+    """Return ``rate * factor``, not below ``min_lr``; a rate below it already is left there."""
+    return max(rate * factor, min(min_lr, rate))
+
+
+def not_this_optimizer(framework: str, optimizer: Any, owner: Any) -> ArgumentTypeError:
+    """Return the error for something that is no optimizer of the network's framework."""
+    kind = f"an object of {owner}" if owner is not None else f"{type(optimizer).__name__}"
+    return ArgumentTypeError(
+        f"the network is of {framework}, so its optimizer has to be one of {framework}'s, but got {kind}."
+    )
+
+
+def foreign_parameters(network: Any, accessor: str) -> ArgumentValueError:
+    """Return the error for an optimizer that has none of the network's parameters."""
+    return ArgumentValueError(
+        f"the optimizer has none of the parameters of {type(network).__name__}, so training would "
+        f"change nothing: make it from this network's {accessor}."
+    )
+
+
+NO_OPTIMIZER = "Model has no optimizer, which train and fit need: pass optimizer=..."
 
 
 def check_loss_and_step(loss_fn: Any, train_step: Any) -> None:
@@ -91,24 +186,28 @@ def check_loss_and_step(loss_fn: Any, train_step: Any) -> None:
 
 
 def split_batch(batch: Any) -> tuple[tuple[Any, ...], Any]:
-    """Return the inputs and the label of a batch.
+    """Return the inputs and the label of a batch: ``(inputs..., label)`` or a mapping.
 
-    A tuple or list is ``(inputs..., label)``. In a mapping the label is the item called
-    ``label``, ``labels``, ``target`` or ``y``, else the last one, and the other items are the
-    inputs in their order.
+    Raises:
+        ArgumentTypeError: It is neither, or has no label.
     """
-    if isinstance(batch, dict):
-        label_name = next((n for n in ("label", "labels", "target", "y") if n in batch), None)
-        if label_name is None:
-            label_name = next(reversed(batch))
-        return tuple(v for k, v in batch.items() if k != label_name), batch[label_name]
+    if isinstance(batch, Mapping) and len(batch) >= 2:
+        columns = tuple(batch[key] for key in label_last(batch))
+        return columns[:-1], columns[-1]
     if isinstance(batch, (tuple, list)) and len(batch) >= 2:
         return tuple(batch[:-1]), batch[-1]
+    size = f" of {len(batch)}" if isinstance(batch, (tuple, list, Mapping)) else ""
     raise ArgumentTypeError(
         f"with loss_fn a batch has to be (inputs..., label) or a mapping with a label, but got "
-        f"{type(batch).__name__}{f' of length {len(batch)}' if isinstance(batch, (tuple, list)) else ''}."
+        f"{type(batch).__name__}{size}."
     )
 
 
-def _iterates(dataset: Any) -> bool:
-    return hasattr(dataset, "__iter__")
+def label_last(batch: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a mapping's keys in their order, the label last.
+
+    The label is called ``label``, ``labels``, ``target`` or ``y``, else it is the last item.
+    """
+    keys = tuple(batch)
+    label = next((name for name in ("label", "labels", "target", "y") if name in batch), keys[-1])
+    return (*(key for key in keys if key != label), label)

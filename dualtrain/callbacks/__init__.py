@@ -15,4 +15,4 @@ _EXPORTS = {
     "StepLogger": "dualtrain.callbacks.step_logger:StepLogger",
 }
 
-__getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)  # noqa: PLE0605
+__getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from dualtrain._version import __version__
 from dualtrain.callback import Callback
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
@@ -148,8 +149,6 @@ class StepLogger(Callback):
     def _describe_run(self, run_context: RunContext) -> dict[str, Any]:
         backend = run_context.backend
         network = run_context.original_args().get("network")
-        from dualtrain import __version__
-
         return {
             "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "dualtrain": __version__,

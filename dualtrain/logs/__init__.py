@@ -17,4 +17,4 @@ _EXPORTS = {
     "read_log": "dualtrain.logs.reader:read_log",
 }
 
-__getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)  # noqa: PLE0605
+__getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)

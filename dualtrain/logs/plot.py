@@ -70,7 +70,9 @@ def _draw(panel: Any, steps: list[int], values: list[Any], label: str) -> None:
     for group in range(groups):
         series = [v[group] if isinstance(v, tuple) else v for v in values]
         name = label if groups == 1 else f"{label} group {group}"
-        panel.plot(steps, [float("nan") if v is None else v for v in series], marker=marker, ms=3, label=name)
+        panel.plot(
+            steps, [float("nan") if v is None else v for v in series], marker=marker, ms=3, label=name
+        )
 
 
 def _labels(logs: Sequence[Log]) -> list[str]:

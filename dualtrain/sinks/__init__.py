@@ -19,4 +19,4 @@ _EXPORTS = {
     "Sink": "dualtrain.sinks.sink:Sink",
 }
 
-__getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)  # noqa: PLE0605
+__getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)

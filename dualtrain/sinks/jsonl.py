@@ -46,9 +46,7 @@ class JsonlSink:
             _end_torn_line(descriptor)
             sidecar = sidecar_of(self.path)
             if meta is not None and not (append and sidecar.exists()):
-                sidecar.write_text(
-                    json.dumps({"schema": SCHEMA_VERSION, **meta}) + "\n", encoding="utf-8"
-                )
+                sidecar.write_text(json.dumps({"schema": SCHEMA_VERSION, **meta}) + "\n", encoding="utf-8")
         self._file = os.fdopen(descriptor, "a", buffering=1, encoding="utf-8", newline="\n")
 
     def write(self, record: Record) -> None:

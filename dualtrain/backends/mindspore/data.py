@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor
 
-from dualtrain.backends._arguments import check_iterable, empty, split_batch
+from dualtrain.backends._arguments import check_iterable, empty, label_last
 from dualtrain.errors import ArgumentTypeError
 from dualtrain.protocol import Native
 
@@ -31,6 +31,8 @@ class Batches:
 
     def __init__(self, role: str, dataset: Any, *, passes: int) -> None:
         self.length = check_iterable(role, dataset, passes=passes)
+        self.keys: tuple[str, ...] = ()
+        """The keys of mapping batches, in the order of the columns that they are handed on as."""
         self._role = role
         self._dataset = dataset
         self._batches: Iterator[Any] | None = None
@@ -39,6 +41,8 @@ class Batches:
             first = next(batches)
         except StopIteration:
             raise empty(role) from None
+        if isinstance(first, Mapping):
+            self.keys = label_last(first)
         self._columns(first)  # a batch of the wrong kind is an error before the first step
         if self.length is None or iter(dataset) is dataset:
             self._batches = chain([first], batches)
@@ -66,8 +70,7 @@ class Batches:
 
     def _columns(self, batch: Any) -> tuple[Any, ...]:
         if isinstance(batch, Mapping):
-            inputs, label = split_batch(dict(batch))
-            batch = (*inputs, label)
+            batch = tuple(batch[key] for key in self.keys)
         elif not isinstance(batch, (tuple, list)):
             batch = (batch,)
         return tuple(self._tensor(column) for column in batch)

@@ -7,8 +7,7 @@ from typing import Any
 
 from mindspore import train
 
-from dualtrain.backends._arguments import METRIC_NAMES, check_metric_names
-from dualtrain.errors import ArgumentTypeError
+from dualtrain.backends._arguments import METRIC_NAMES, check_metric_object, metric_names
 from dualtrain.protocol import Native
 
 _NATIVE_NAMES = {"f1": "F1"}
@@ -42,24 +41,11 @@ def make_metrics(metrics: Native) -> Any:
         return None
     if isinstance(metrics, Mapping):
         return {name: _adapt(name, metric) for name, metric in metrics.items()}
-    if not isinstance(metrics, (set, frozenset, list, tuple)):
-        raise ArgumentTypeError(
-            f"metrics takes a set, list or tuple of names, or a mapping name -> object, "
-            f"but got {type(metrics).__name__} {metrics!r:.60}."
-        )
-    check_metric_names(metrics, METRIC_NAMES | frozenset(train.names()))
-    names = [n for n in metrics if not (n == "accuracy" and "acc" in metrics)]
+    names = metric_names(metrics, METRIC_NAMES | frozenset(train.names()))
     return {name: train.get_metric_fn(_NATIVE_NAMES.get(name, name)) for name in names}
 
 
 def _adapt(name: str, metric: Any) -> Any:
-    if isinstance(metric, type):
-        raise ArgumentTypeError(f"metrics[{name!r}] is a class, not an instance: pass {metric.__name__}().")
-    if isinstance(metric, train.Metric):
-        return metric
-    if all(hasattr(metric, verb) for verb in ("clear", "update", "eval")):
-        return MetricObject(metric)
-    raise ArgumentTypeError(
-        f"metrics[{name!r}] has to be a mindspore.train.Metric or an object with clear, update and eval, "
-        f"but got {type(metric).__name__}."
-    )
+    kinds = "a mindspore.train.Metric or an object with clear, update and eval"
+    check_metric_object(name, metric, kinds, ("clear", "update", "eval"))
+    return metric if isinstance(metric, train.Metric) else MetricObject(metric)

@@ -13,7 +13,15 @@ import numpy as np
 from mindspore import nn, train
 
 from dualtrain.backends import callback_bases, find_backend
-from dualtrain.backends._arguments import check_epochs, check_loss_and_step, check_valid_frequency
+from dualtrain.backends._arguments import (
+    NO_OPTIMIZER,
+    check_epochs,
+    check_loss_and_step,
+    check_valid_frequency,
+    foreign_parameters,
+    metric_needs_outputs,
+    not_this_optimizer,
+)
 from dualtrain.backends.mindspore.backend import BACKEND, graph_mode
 from dualtrain.backends.mindspore.bridge import BridgedRun, is_native
 from dualtrain.backends.mindspore.data import as_dataset
@@ -26,6 +34,7 @@ from dualtrain.backends.mindspore.step import (
     ForwardCell,
     LossEvalCell,
     MindSporeStep,
+    TrainStepCell,
     has_gradient,
 )
 from dualtrain.bus import EventBus, as_callbacks
@@ -65,13 +74,24 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         metrics = make_metrics(metrics)
         if self._default_metrics:
             metrics = {"eval_loss": train.Loss()}
+        self._step_cells: list[TrainStepCell] = []
+        if train_step is not None:
+            self._step_cells = [ForwardCell(network, train_step), EvalCell(network, train_step)]
         if eval_network is None and loss_fn is None:
-            eval_network = LossEvalCell(network) if train_step is None else EvalCell(network, train_step)
+            eval_network = self._step_cells[1] if self._step_cells else LossEvalCell(network)
             eval_indexes = [0, 1, 2]
         if isinstance(optimizer, nn.Optimizer):
             make_scalable(optimizer)
         super().__init__(
-            network, loss_fn, optimizer, metrics, eval_network, eval_indexes, amp_level, boost_level, **native
+            network,
+            loss_fn,
+            optimizer,
+            metrics,
+            eval_network,
+            eval_indexes,
+            amp_level,
+            boost_level,
+            **native,
         )
 
     def train(
@@ -104,7 +124,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         check_valid_frequency(valid_frequency)
         passes = check_epochs(epoch, initial_epoch)
         if valid_dataset is not None:
-            valid_dataset = as_dataset("valid_dataset", valid_dataset, passes=passes)
+            valid_dataset = self._dataset("valid_dataset", valid_dataset, passes)
         with self._training(epoch, train_dataset, callbacks, dataset_sink_mode, initial_epoch) as run:
             dataset, bridged = run
             super().fit(
@@ -123,7 +143,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         self, valid_dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = False
     ) -> dict[str, Any]:
         """Evaluate once and return the metrics. See ``dt.Model.eval``."""
-        dataset = as_dataset("valid_dataset", valid_dataset, passes=1)
+        dataset = self._dataset("valid_dataset", valid_dataset, 1)
         with self._run(callbacks, MindSporeStep(None), 0, dataset_sink_mode) as bridged:
             return dict(super().eval(dataset, bridged, dataset_sink_mode))
 
@@ -137,9 +157,9 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         self, epoch: int, train_dataset: Any, callbacks: Any, sink: bool, initial_epoch: int
     ) -> Iterator[tuple[Any, list[Any]]]:
         passes = check_epochs(epoch, initial_epoch)
-        dataset = as_dataset("train_dataset", train_dataset, passes=passes)
+        dataset = self._dataset("train_dataset", train_dataset, passes)
         if self._optimizer is None and not _trains_itself(self._network):
-            raise ArgumentValueError("Model has no optimizer, which train and fit need: pass optimizer=...")
+            raise ArgumentValueError(NO_OPTIMIZER)
         step = MindSporeStep(self._optimizer)
         self._warn_of_short_table(passes * dataset.get_dataset_size())
         set_data = nullcontext() if self._optimizer is None else working_set_data(self._optimizer)
@@ -189,11 +209,23 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         finally:
             _training.release()
 
+    def _dataset(self, role: str, dataset: Any, passes: int) -> Any:
+        dataset = as_dataset(role, dataset, passes=passes)
+        keys = getattr(dataset, "keys", ())
+        for cell in self._step_cells:
+            if cell.keys and cell.keys != keys:
+                raise ArgumentValueError(
+                    f"{role} has batches with {', '.join(keys) or 'no keys'}, but train_step was compiled "
+                    f"for batches with {', '.join(cell.keys)}."
+                )
+            cell.keys = keys
+        return dataset
+
     def _build_train_network(self) -> nn.Cell:
-        if self._train_step is None:
+        if not self._step_cells:
             return super()._build_train_network()
-        network = self._network
-        self._network = ForwardCell(network, self._train_step)
+        network = self._network  # type: ignore[has-type]
+        self._network = self._step_cells[0]
         try:
             return super()._build_train_network()
         finally:
@@ -203,10 +235,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         if isinstance(outputs, tuple) and len(outputs) == 1:  # a loss alone, from EvalCell or LossEvalCell
             for name, metric in self._metric_fns.items():
                 if not isinstance(metric, train.Loss):
-                    raise ArgumentValueError(
-                        f"metric {name!r} needs the network's outputs and the label: without loss_fn, "
-                        f"return them from train_step in a mapping, under 'outputs' and 'label'."
-                    )
+                    raise metric_needs_outputs(name)
                 metric.update(outputs[0])
             return
         super()._update_metrics(outputs)
@@ -228,8 +257,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         def check(params: Any) -> None:
             if any(not np.array_equal(b, _sample(w)) for b, w in zip(before, weights, strict=True)):
                 return
-            cell = ForwardCell(self._network, self._train_step)
-            if not has_gradient(cell, weights, tuple(params["train_dataset_element"])):
+            if not has_gradient(self._step_cells[0], weights, tuple(params["train_dataset_element"])):
                 raise ArgumentValueError(
                     "train_step gave a loss without a gradient, so there is nothing to train: it went "
                     "through ops.stop_gradient, or depends on no weight of the optimizer."
@@ -253,19 +281,11 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         if optimizer is None:
             return
         if not isinstance(optimizer, nn.Cell):
-            owner = find_backend(optimizer, missing_ok=True)
-            kind = f"an optimizer of {owner}" if owner is not None else f"{type(optimizer).__name__}"
-            raise ArgumentTypeError(
-                f"the network is a mindspore.nn.Cell, so its optimizer has to be a mindspore.nn optimizer, "
-                f"but got {kind}."
-            )
+            raise not_this_optimizer("mindspore", optimizer, find_backend(optimizer, missing_ok=True))
         own = {id(parameter) for parameter in network.get_parameters()}
         parameters = getattr(optimizer, "parameters", None)
         if parameters is not None and not any(id(parameter) in own for parameter in parameters):
-            raise ArgumentValueError(
-                f"the optimizer has none of the parameters of {type(network).__name__}, so training would "
-                f"change nothing: make it from this network's trainable_params()."
-            )
+            raise foreign_parameters(network, "trainable_params()")
 
     def __repr__(self) -> str:
         return (

@@ -16,7 +16,8 @@ import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from dualtrain.errors import ArgumentTypeError, ArgumentValueError
+from dualtrain.backends._arguments import checked_rates, lowered
+from dualtrain.errors import ArgumentValueError
 from dualtrain.protocol import Native, Rate
 
 
@@ -39,11 +40,7 @@ class MindSporeLearningRate:
 
     def write(self, rate: Rate) -> None:
         forms = self._forms()
-        rates = rate if isinstance(rate, (tuple, list)) else (rate,) * len(forms)
-        if len(rates) != len(forms):
-            raise ArgumentValueError(
-                f"expected one learning rate or {len(forms)}, one per parameter group, but got {len(rates)}."
-            )
+        rates = checked_rates(rate, len(forms))
         parameters = [_parameter_of(form) for form in forms]
         for form, parameter in zip(forms, parameters, strict=True):
             if parameter is None:
@@ -52,7 +49,7 @@ class MindSporeLearningRate:
                     f"a value: use scale_lr(factor), which works on top of it."
                 )
         for parameter, value in zip(parameters, rates, strict=True):
-            _assign(parameter, np.full(parameter.shape, checked_rate(value)))
+            _assign(parameter, np.full(parameter.shape, value))
 
     def scale(self, factor: float, min_lr: float = 0.0) -> Rate:
         forms = self._forms()
@@ -65,13 +62,12 @@ class MindSporeLearningRate:
         for form in forms:
             parameter = _parameter_of(form)
             if parameter is not None:
-                old = parameter.asnumpy().astype(np.float64)
-                _assign(parameter, np.maximum(old * factor, np.minimum(min_lr, old)))
+                old = parameter.asnumpy()
+                _assign(parameter, [lowered(_shortest(rate), factor, min_lr) for rate in old.reshape(-1)])
             else:
                 rate = self._value(form)
                 if rate > 0:
-                    new = max(rate * factor, min(min_lr, rate))
-                    _assign(form.scale, form.scale.asnumpy() * (new / rate))
+                    _assign(form.scale, form.scale.asnumpy() * (lowered(rate, factor, min_lr) / rate))
         return self.read()
 
     def _forms(self) -> list[Any]:
@@ -145,17 +141,6 @@ def working_set_data(optimizer: Native) -> Iterator[None]:
     finally:
         for parameter in parameters.values():
             del parameter.set_data
-
-
-def checked_rate(value: Any) -> float:
-    """Return a learning rate as a float, or say what is wrong with it."""
-    try:
-        rate = float(value)
-    except (TypeError, ValueError) as error:
-        raise ArgumentTypeError(f"a learning rate is a number, but got {value!r}.") from error
-    if not 0 <= rate < float("inf"):
-        raise ArgumentValueError(f"a learning rate is finite and not negative, but got {rate!r}.")
-    return rate
 
 
 def table_length(optimizer: Native) -> int | None:

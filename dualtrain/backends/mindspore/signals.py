@@ -100,5 +100,3 @@ class InterruptWatch:
         action = (ctypes.c_char * _ACTION_SIZE)()
         self._libc.sigaction(int(signum), None, action)
         return int(struct.unpack_from("Q", action)[0])
-
-

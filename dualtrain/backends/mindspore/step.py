@@ -17,22 +17,35 @@ from dualtrain.protocol import Native
 CLAIM = "train_step has to give "
 
 
-class ForwardCell(nn.Cell):  # type: ignore[misc]
-    """``train_step(network, batch)`` as a Cell that gives the loss.
+class TrainStepCell(nn.Cell):  # type: ignore[misc]
+    """``train_step(network, batch)`` as a Cell.
 
     Args:
         network: The network.
         train_step: Returns a scalar loss, or a mapping with it under ``"loss"``.
-        keys: The keys of a mapping batch, whose values come in as columns; None: a tuple.
     """
 
     def __init__(self, network: nn.Cell, train_step: Callable[..., Any]) -> None:
         super().__init__(auto_prefix=False)
         self.network = network
         self.train_step = train_step
+        self.keys: tuple[str, ...] = ()
+        """The keys of mapping batches, whose columns come in in this order; set before the first call."""
+
+    def run(self, batch):  # type: ignore[no-untyped-def]
+        if len(self.keys) == 0:
+            return self.train_step(self.network, batch)
+        named = {}
+        for i in range(len(self.keys)):
+            named[self.keys[i]] = batch[i]
+        return self.train_step(self.network, named)
+
+
+class ForwardCell(TrainStepCell):
+    """``train_step`` in training: gives the loss, checked."""
 
     def construct(self, *batch):  # type: ignore[no-untyped-def]
-        out = self.train_step(self.network, batch)
+        out = self.run(batch)  # type: ignore[no-untyped-call]
         if isinstance(out, dict):
             if "loss" not in out:
                 raise ValueError("train_step has to give a mapping with 'loss', but that key is missing")
@@ -47,16 +60,11 @@ class ForwardCell(nn.Cell):  # type: ignore[misc]
         return out
 
 
-class EvalCell(nn.Cell):  # type: ignore[misc]
-    """``train_step`` in an evaluation: ``(loss, outputs, label)`` if its mapping has them, else ``(loss,)``."""
-
-    def __init__(self, network: nn.Cell, train_step: Callable[..., Any]) -> None:
-        super().__init__(auto_prefix=False)
-        self.network = network
-        self.train_step = train_step
+class EvalCell(TrainStepCell):
+    """``train_step`` in an evaluation: ``(loss, outputs, label)`` where known, else ``(loss,)``."""
 
     def construct(self, *batch):  # type: ignore[no-untyped-def]
-        out = self.train_step(self.network, batch)
+        out = self.run(batch)  # type: ignore[no-untyped-call]
         if isinstance(out, dict):
             if "outputs" in out and "label" in out:
                 return out["loss"], out["outputs"], out["label"]

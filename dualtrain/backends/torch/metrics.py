@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from dualtrain._lazy import require
-from dualtrain.backends._arguments import check_metric_names
-from dualtrain.errors import ArgumentTypeError
+from dualtrain.backends._arguments import check_metric_object, metric_names
 from dualtrain.protocol import Native
 
 
@@ -62,7 +61,7 @@ class NamedMetric:
         value = self._metric.compute()
         if self._name in ("mae", "mse"):
             value = value.sum()
-        return value.item() if value.ndim == 0 else value.cpu().numpy()
+        return _plain(value)
 
     def _make(self, outputs: int) -> Any:
         classification = self._library.classification
@@ -97,10 +96,7 @@ class TorchmetricsObject:
         self._metric.to(outputs.device).update(outputs, label)
 
     def eval(self) -> Any:
-        value = self._metric.compute()
-        if not isinstance(value, torch.Tensor):
-            return value
-        return value.item() if value.ndim == 0 else value.cpu().numpy()
+        return _plain(self._metric.compute())
 
 
 def make_metrics(metrics: Native) -> dict[str, Any]:
@@ -114,24 +110,18 @@ def make_metrics(metrics: Native) -> dict[str, Any]:
         return {}
     if isinstance(metrics, Mapping):
         return {name: _adapt(name, metric) for name, metric in metrics.items()}
-    if not isinstance(metrics, (set, frozenset, list, tuple)):
-        raise ArgumentTypeError(
-            f"metrics takes a set, list or tuple of names, or a mapping name -> object, "
-            f"but got {type(metrics).__name__} {metrics!r:.60}."
-        )
-    check_metric_names(metrics)
-    names = [n for n in metrics if not (n == "accuracy" and "acc" in metrics)]
-    return {name: LossMetric() if name == "loss" else NamedMetric(name) for name in names}
+    return {name: LossMetric() if name == "loss" else NamedMetric(name) for name in metric_names(metrics)}
 
 
 def _adapt(name: str, metric: Any) -> Any:
-    if isinstance(metric, type):
-        raise ArgumentTypeError(f"metrics[{name!r}] is a class, not an instance: pass {metric.__name__}().")
-    if all(hasattr(metric, verb) for verb in ("reset", "update", "compute")):
-        return TorchmetricsObject(metric)
-    if all(hasattr(metric, verb) for verb in ("clear", "update", "eval")):
-        return metric
-    raise ArgumentTypeError(
-        f"metrics[{name!r}] has to be a torchmetrics object or one with clear, update and eval, "
-        f"but got {type(metric).__name__}."
-    )
+    theirs = ("reset", "update", "compute")
+    kinds = "a torchmetrics object or one with clear, update and eval"
+    check_metric_object(name, metric, kinds, theirs, ("clear", "update", "eval"))
+    return TorchmetricsObject(metric) if all(hasattr(metric, verb) for verb in theirs) else metric
+
+
+def _plain(value: Any) -> Any:
+    """A float for a scalar tensor, a numpy array for a larger one, anything else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.item() if value.ndim == 0 else value.cpu().numpy()

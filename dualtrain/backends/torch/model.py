@@ -9,7 +9,15 @@ from typing import Any
 import torch
 
 from dualtrain.backends import callback_bases, find_backend
-from dualtrain.backends._arguments import check_epochs, check_loss_and_step, check_valid_frequency
+from dualtrain.backends._arguments import (
+    NO_OPTIMIZER,
+    check_epochs,
+    check_loss_and_step,
+    check_valid_frequency,
+    foreign_parameters,
+    metric_needs_outputs,
+    not_this_optimizer,
+)
 from dualtrain.backends.torch.backend import BACKEND
 from dualtrain.backends.torch.data import Batches, to_device
 from dualtrain.backends.torch.metrics import LossMetric, make_metrics
@@ -17,7 +25,7 @@ from dualtrain.backends.torch.optimizer import learning_rate_attribute
 from dualtrain.backends.torch.step import EvalStep, TrainStep
 from dualtrain.bus import EventBus
 from dualtrain.context import CallbackParams, RunContext
-from dualtrain.errors import ArgumentTypeError, ArgumentValueError
+from dualtrain.errors import ArgumentValueError
 from dualtrain.loop import run_evaluation, run_training
 from dualtrain.protocol import Native
 from dualtrain.signals import terminate_cleanly
@@ -92,7 +100,7 @@ class TorchModel:
         passes = check_epochs(epoch, initial_epoch)
         check_valid_frequency(valid_frequency)
         if self._optimizer is None:
-            raise ArgumentValueError("Model has no optimizer, which train and fit need: pass optimizer=...")
+            raise ArgumentValueError(NO_OPTIMIZER)
         bus = EventBus(callbacks, native_bases=callback_bases())
         train_batches = Batches("train_dataset", train_dataset, self._device, passes=passes)
         evaluate = None
@@ -211,10 +219,7 @@ class TorchModel:
                 if isinstance(metric, LossMetric):
                     metric.update(loss)
                 elif prediction is None or label is None:
-                    raise ArgumentValueError(
-                        f"metric {name!r} needs the network's outputs and the label: without loss_fn, "
-                        f"return them from train_step in a mapping, under 'outputs' and 'label'."
-                    )
+                    raise metric_needs_outputs(name)
                 else:
                     metric.update(prediction, label)
 
@@ -234,18 +239,10 @@ class TorchModel:
         if optimizer is None:
             return
         if not all(hasattr(optimizer, verb) for verb in ("param_groups", "step", "zero_grad")):
-            owner = find_backend(optimizer, missing_ok=True)
-            kind = f"an optimizer of {owner}" if owner is not None else f"{type(optimizer).__name__}"
-            raise ArgumentTypeError(
-                f"the network is a torch.nn.Module, so its optimizer has to be a torch.optim.Optimizer, "
-                f"but got {kind}."
-            )
+            raise not_this_optimizer("torch", optimizer, find_backend(optimizer, missing_ok=True))
         own = {id(parameter) for parameter in network.parameters()}
         if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
-            raise ArgumentValueError(
-                f"the optimizer has none of the parameters of {type(network).__name__}, so training would "
-                f"change nothing: make it from this network's parameters()."
-            )
+            raise foreign_parameters(network, "parameters()")
 
     def __repr__(self) -> str:
         return (

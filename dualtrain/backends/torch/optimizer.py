@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dualtrain.errors import ArgumentTypeError, ArgumentValueError
+from dualtrain.backends._arguments import checked_rates, lowered
 from dualtrain.protocol import Native, Rate
 
 
@@ -28,19 +28,12 @@ class TorchLearningRate:
         return tuple(float(group["lr"]) for group in self._groups)
 
     def write(self, rate: Rate) -> None:
-        rates = rate if isinstance(rate, (tuple, list)) else (rate,) * len(self._groups)
-        if len(rates) != len(self._groups):
-            raise ArgumentValueError(
-                f"expected one learning rate or {len(self._groups)}, one per parameter group, "
-                f"but got {len(rates)}."
-            )
-        for group, value in zip(self._groups, rates, strict=True):
-            _write_group(group, checked_rate(value))
+        for group, value in zip(self._groups, checked_rates(rate, len(self._groups)), strict=True):
+            _write_group(group, value)
 
     def scale(self, factor: float, min_lr: float = 0.0) -> Rate:
         for group in self._groups:
-            old = float(group["lr"])
-            _write_group(group, max(old * factor, min(min_lr, old)))
+            _write_group(group, lowered(float(group["lr"]), factor, min_lr))
         return self.read()
 
     # As MindSpore's.
@@ -59,17 +52,6 @@ class TorchLearningRate:
 
     def __repr__(self) -> str:
         return f"TorchLearningRate({self.read()!r})"
-
-
-def checked_rate(value: Any) -> float:
-    """Return a learning rate as a float, or say what is wrong with it."""
-    try:
-        rate = float(value)
-    except (TypeError, ValueError) as error:
-        raise ArgumentTypeError(f"a learning rate is a number, but got {value!r}.") from error
-    if not 0 <= rate < float("inf"):
-        raise ArgumentValueError(f"a learning rate is finite and not negative, but got {rate!r}.")
-    return rate
 
 
 @contextmanager

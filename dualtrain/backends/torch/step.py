@@ -20,18 +20,18 @@ class OutputTensor(torch.Tensor):
     """A detached tensor that also answers MindSpore's ``asnumpy()``; otherwise an ordinary tensor."""
 
     # As nn.Parameter does: operations on it give plain tensors, at the cost of plain tensors.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def asnumpy(self) -> Any:
         """Return the values as a numpy array on the host. One device sync."""
-        plain = self.as_subclass(torch.Tensor)  # type: ignore[arg-type]
+        plain = self.as_subclass(torch.Tensor)
         return (plain.float() if plain.dtype is torch.bfloat16 else plain).cpu().numpy()
 
 
 def as_outputs(value: Native) -> Native:
     """Detach what a step returned, also inside tuples, lists and mappings, so that no graph lives on."""
     if isinstance(value, torch.Tensor):
-        return value.detach().as_subclass(OutputTensor)  # type: ignore[arg-type]
+        return value.detach().as_subclass(OutputTensor)
     if isinstance(value, (tuple, list)):
         return tuple(as_outputs(item) for item in value)
     if isinstance(value, Mapping):
@@ -71,7 +71,7 @@ class TrainStep:
             self._skip()
             return None
         loss = checked_loss(outputs, self._source)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         self.global_step += 1
         return as_outputs(outputs)

@@ -1,0 +1,282 @@
+"""Tools to test callbacks and backends with; the project's own tests use them too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from dualtrain.bus import EventBus
+from dualtrain.callback import Callback
+from dualtrain.context import CallbackParams, RunContext
+from dualtrain.events import LIFECYCLE, Event
+from dualtrain.loop import run_evaluation, run_training
+from dualtrain.model import Model
+from dualtrain.protocol import Backend, Capability, LearningRate, Rate
+
+
+class TracedEvent(NamedTuple):
+    """What was seen at one event."""
+
+    event: str
+    epoch: int | None
+    step: int | None
+    batch_num: Any
+    mode: str | None
+    keys: frozenset[str]
+    """The parameters that were there."""
+
+
+class RecordingCallback(Callback):
+    """Record every event of a run, in order, as ``trace``."""
+
+    def __init__(self) -> None:
+        self.trace: list[TracedEvent] = []
+
+    def _record(self, event: Event, run_context: Any) -> None:
+        params = run_context.original_args()
+        self.trace.append(
+            TracedEvent(
+                event.value,
+                params.get("cur_epoch_num"),
+                params.get("cur_step_num"),
+                params.get("batch_num"),
+                params.get("mode"),
+                frozenset(params),
+            )
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """The events' names alone."""
+        return [traced.event for traced in self.trace]
+
+
+def _recorder(event: Event) -> Callable[[RecordingCallback, RunContext], None]:
+    def hook(self: RecordingCallback, run_context: RunContext) -> None:
+        self._record(event, run_context)
+
+    hook.__name__ = event.value
+    return hook
+
+
+for _event in (*LIFECYCLE, Event.TEARDOWN):
+    setattr(RecordingCallback, _event.value, _recorder(_event))
+
+
+def assert_trace(recording: RecordingCallback, expected: Iterable[Any]) -> None:
+    """Check a recorded trace, saying where it first differs.
+
+    Args:
+        recording: What was recorded.
+        expected: For each event its name, or a tuple that is compared with the beginning of
+            ``(event, epoch, step, batch_num, mode, keys)``.
+
+    Raises:
+        AssertionError: Names the first event that differs, with the ones before it.
+    """
+    wanted = [
+        (e.value,) if isinstance(e, Event) else (e,) if isinstance(e, str) else tuple(e) for e in expected
+    ]
+    seen = [tuple(traced) for traced in recording.trace]
+    for i, want in enumerate(wanted):
+        got = seen[i][: len(want)] if i < len(seen) else "the end"
+        if got != want:
+            raise AssertionError(
+                f"event {i}: expected {want}, got {got}; before it: {recording.names[:i][-5:]}"
+            )
+    if len(seen) > len(wanted):
+        raise AssertionError(f"expected the end after {len(wanted)} events, got {seen[len(wanted)]}")
+
+
+class _FakeLearningRate:
+    """One learning rate."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def read(self) -> Rate:
+        return self.rate
+
+    def write(self, rate: Rate) -> None:
+        self.rate = float(rate)  # type: ignore[arg-type]
+
+    def scale(self, factor: float, min_lr: float = 0.0) -> Rate:
+        self.rate = max(self.rate * factor, min(min_lr, self.rate))
+        return self.rate
+
+
+class _FakeBackend:
+    """A backend without a framework, for tensors that are plain numbers."""
+
+    name = "fake"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def owns(self, obj: Any) -> bool:
+        return False
+
+    def model_class(self) -> type:
+        return FakeLoop
+
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset({Capability.STEP_EVENTS})
+
+    def describe_mode(self) -> str:
+        return "the fake loop"
+
+    def version(self) -> str:
+        return "0"
+
+    def to_float(self, value: Any) -> float:
+        return float(value)
+
+    def to_numpy(self, value: Any) -> Any:
+        import numpy as np
+
+        return np.asarray(value)
+
+    def learning_rate(self, optimizer: Any) -> LearningRate:
+        return _FakeLearningRate(float(optimizer))
+
+    def rank(self) -> int:
+        return 0
+
+    def world_size(self) -> int:
+        return 1
+
+    def any_rank(self, flag: bool) -> bool:
+        return flag
+
+
+class FakeLoop:
+    """Run callbacks through the real loop and bus, without a framework, with losses that you give.
+
+    Args:
+        losses: The losses of an epoch's steps, the same in every epoch.
+        epochs: How many epochs.
+        lr: The learning rate that callbacks read and set.
+        evaluations: The results of the evaluations, one mapping each, in turn; None: no
+            evaluation. Each evaluation has one batch.
+        valid_frequency: As in ``Model.fit``.
+
+    Attributes:
+        learning_rates: The learning rate that each step was taken with.
+    """
+
+    def __init__(
+        self,
+        losses: Sequence[float],
+        *,
+        epochs: int = 1,
+        lr: float = 0.1,
+        evaluations: Sequence[dict[str, Any]] | None = None,
+        valid_frequency: int | list[int] = 1,
+    ) -> None:
+        self.losses = losses
+        self.epochs = epochs
+        self.evaluations = evaluations
+        self.valid_frequency = valid_frequency
+        self.learning_rate: LearningRate | None = _FakeLearningRate(lr)
+        self.global_step = 0
+        self.learning_rates: list[Rate] = []
+
+    def run(self, callbacks: Any = None) -> RunContext:
+        """Run once and return the context."""
+        self.global_step, self.learning_rates = 0, []
+        bus = EventBus(callbacks)
+        params = CallbackParams(
+            mode="train",
+            cur_step_num=0,
+            epoch_num=self.epochs,
+            batch_num=len(self.losses),
+            list_callback=[],
+        )
+        backend = _FakeBackend()
+        context = RunContext(params, backend=backend, step=self)
+        bus.check_needs(backend.capabilities(), backend.describe_mode())
+        results = iter(self.evaluations or ())
+
+        def step(loss: float) -> float:
+            assert self.learning_rate is not None
+            self.learning_rates.append(self.learning_rate.read())
+            self.global_step += 1
+            return loss
+
+        def evaluate() -> None:
+            result = dict(next(results))
+            training = {key: params[key] for key in ("cur_step_num", "batch_num", "net_outputs")}
+            params.update(mode="eval", cur_step_num=0, batch_num=1)
+
+            def finish() -> None:
+                params.update(metrics=result, eval_results=result)
+
+            run_evaluation(context, bus, lambda batch: batch, [0.0], lambda outputs: None, finish)
+            params.update(training, mode="train")
+
+        with bus.lifecycle(context):
+            run_training(
+                context,
+                bus,
+                step,
+                self.losses,
+                epoch=self.epochs,
+                evaluate=None if self.evaluations is None else evaluate,
+                valid_frequency=self.valid_frequency,
+            )
+        return context
+
+
+def backend_contract(
+    backend: Backend, make: Callable[[], tuple[Any, Any, Any]], batches: Sequence[Any]
+) -> None:
+    """Check that a backend keeps the contract: the acceptance test of a new one.
+
+    Args:
+        backend: The backend.
+        make: Makes a network, a loss function and an optimizer with one constant learning rate.
+        batches: Batches ``(inputs, label)`` that the network can be trained on.
+
+    Raises:
+        AssertionError: Says which part of the contract does not hold.
+    """
+    network, loss_fn, optimizer = make()
+    assert isinstance(backend, Backend), "it lacks a verb of dualtrain.protocol.Backend"
+    assert str(backend) == backend.name, "str(backend) has to be its name"
+    assert backend.owns(network), "it has to own its networks"
+    assert backend.owns(optimizer), "it has to own its optimizers"
+    assert not backend.owns(object()), "it must not own just anything"
+
+    rate = backend.learning_rate(optimizer)
+    before = rate.read()
+    assert isinstance(before, float), "a single constant learning rate reads as a float"
+    rate.write(before / 2)
+    assert abs(float(rate.read()) - before / 2) < 1e-6, "a learning rate reads back as it was written"  # type: ignore[arg-type]
+    rate.scale(2.0)
+    assert abs(float(rate.read()) - before) < 1e-6, "scale multiplies the learning rate"  # type: ignore[arg-type]
+
+    model = Model(network, loss_fn, optimizer)
+    assert isinstance(model, Model), "what Model returns has to be a dualtrain.Model"
+    recording, losses = RecordingCallback(), _LossesOf()
+    model.fit(2, batches, batches[:1], callbacks=[recording, losses])
+    evaluation = ["on_eval_begin", "on_eval_epoch_begin", "on_eval_step_begin", "on_eval_step_end"]
+    epoch = [
+        "on_train_epoch_begin",
+        *["on_train_step_begin", "on_train_step_end"] * len(batches),
+        *evaluation,
+        "on_eval_epoch_end",
+        "on_eval_end",
+        "on_train_epoch_end",
+    ]
+    assert_trace(recording, ["on_train_begin", *epoch * 2, "on_train_end", "on_teardown"])
+    assert len(losses.losses) == 2 * len(batches)
+    assert all(isinstance(loss, float) for loss in losses.losses), "losses read as floats"
+    assert list(model.eval(batches[:1])) == ["eval_loss"], "without metrics eval gives eval_loss alone"
+
+
+class _LossesOf(Callback):
+    def __init__(self) -> None:
+        self.losses: list[Any] = []
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        self.losses.append(run_context.loss)
