@@ -1,0 +1,82 @@
+"""What the tests share: the engines, and what happens to tests of a framework that is absent.
+
+``DUALTRAIN_REQUIRE`` lists the frameworks that an environment promises (``torch,mindspore``;
+``none`` or unset: it promises nothing). A test that is marked with an absent framework fails if
+that framework was promised, and is skipped otherwise. Nothing here imports a framework before a
+test that is marked with it runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("GLOG_v", "3")  # MindSpore's log level, also in subprocesses: errors alone
+
+FRAMEWORKS = ("torch", "mindspore")
+ENGINE_NEEDS = {"torch": "torch", "mindspore-pynative": "mindspore", "mindspore-graph": "mindspore"}
+"""Engine -> its framework."""
+
+
+def promised() -> set[str]:
+    """Return the frameworks that this environment promises."""
+    names = {name.strip() for name in os.environ.get("DUALTRAIN_REQUIRE", "").split(",")} - {"", "none"}
+    if unknown := names.difference(FRAMEWORKS):
+        raise pytest.UsageError(
+            f"DUALTRAIN_REQUIRE takes {', '.join(FRAMEWORKS)} or none, not {', '.join(sorted(unknown))}."
+        )
+    return names
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    promised()  # a misspelt promise would be none
+    for framework in FRAMEWORKS:
+        config.addinivalue_line("markers", f"{framework}: the test needs {framework}")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    needed = {framework for framework in FRAMEWORKS if item.get_closest_marker(framework)}
+    absent = sorted(framework for framework in needed if importlib.util.find_spec(framework) is None)
+    for framework in absent:
+        if framework in promised():
+            pytest.fail(f"{framework} is not installed, but DUALTRAIN_REQUIRE promises it.", pytrace=False)
+    if absent:
+        pytest.skip(f"not installed: {', '.join(absent)}")
+
+
+@pytest.fixture(autouse=True)
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each test in a directory of its own: logs have relative names, and MindSpore drops files."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _mindspore_state(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run MindSpore's operators one by one (faster on a CPU), and give its mode back afterwards."""
+    if request.node.get_closest_marker("mindspore") is None:
+        yield
+        return
+    import mindspore
+
+    mindspore.runtime.launch_blocking()
+    mode = mindspore.get_context("mode")
+    yield
+    mindspore.set_context(mode=mode)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=getattr(pytest.mark, framework), id=name)
+        for name, framework in ENGINE_NEEDS.items()
+    ]
+)
+def engine(request: pytest.FixtureRequest) -> Any:
+    """Each engine in turn: an object from tests/engines.py, which imports its framework when made."""
+    from engines import ENGINES
+
+    return ENGINES[request.param]()

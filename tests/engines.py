@@ -1,0 +1,221 @@
+"""The engines that tests are parametrised over: the same few things, made natively on each.
+
+``Weight`` networks have one weight ``w``, give ``w * x``, and are trained on the loss
+``mean(w * x + label)``: the gradient is ``mean(x)`` and the loss is known by hand, so that
+losses and weights can be asserted exactly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dualtrain.events import LIFECYCLE, Event
+
+
+def batches(*pairs: tuple[float, float]) -> list[tuple[Any, Any]]:
+    """Return batches of one sample each: ``(x, label)`` pairs, so gradient x and loss ``w * x + label``."""
+    return [(np.array([x], np.float32), np.array([label], np.float32)) for x, label in pairs]
+
+
+def ones(count: int) -> list[tuple[Any, Any]]:
+    """Return batches with gradient 1 and label 0: with SGD each step takes lr from the weight."""
+    return batches(*[(1.0, 0.0)] * count)
+
+
+class Recorder:
+    """A callback for every event; ``calls`` keeps what ``note(run_context)`` gives at each.
+
+    Without ``note`` that is the event's name.
+    """
+
+    def __init__(self, note: Any = None) -> None:
+        self.note = note or (lambda run_context: run_context.event.value)
+        self.calls: list[Any] = []
+
+
+def _recording(event: Event) -> Any:
+    def hook(self: Recorder, run_context: Any, *error: Any) -> None:
+        self.calls.append(self.note(run_context))
+
+    return hook
+
+
+for _event in (*LIFECYCLE, Event.EXCEPTION, Event.TEARDOWN):
+    setattr(Recorder, _event.value, _recording(_event))
+
+
+class TorchEngine:
+    """PyTorch on the CPU."""
+
+    name = "torch"
+    framework = "torch"
+    other_framework = "mindspore"
+
+    def weight(self, w: float = 1.0) -> Any:
+        """Return a network with one weight."""
+        from networks_torch import Weight
+
+        return Weight(w)
+
+    def loss_fn(self) -> Any:
+        """Return the loss ``mean(output + label)``."""
+        from networks_torch import mean_loss
+
+        return mean_loss
+
+    def dense(self, inputs: int, outputs: int) -> Any:
+        """Return a linear layer."""
+        import torch
+
+        return torch.nn.Linear(inputs, outputs)
+
+    def cross_entropy(self) -> Any:
+        """Return the cross entropy of logits with integer labels, averaged over the batch."""
+        import torch
+
+        return torch.nn.CrossEntropyLoss()
+
+    def sgd(self, network: Any, lr: Any = 0.1, **options: Any) -> Any:
+        """Return plain SGD over the network's parameters."""
+        import torch
+
+        return torch.optim.SGD(network.parameters(), lr, **options)
+
+    def value(self, network: Any) -> float:
+        """Return the weight of a ``Weight`` network."""
+        return float(network.w.detach())
+
+    def step_function(self, kind: str) -> Any:
+        """Return a ``train_step`` for a ``Weight`` network; see ``networks_*.py`` for the kinds."""
+        import networks_torch
+
+        return getattr(networks_torch, f"step_{kind}")
+
+    def as_tensor(self, array: Any) -> Any:
+        """Return a native tensor."""
+        import torch
+
+        return torch.as_tensor(np.asarray(array))
+
+    def two_weights(self) -> Any:
+        """Return a network with two weights ``a`` and ``b``, both 1: ``a * x + b * x``."""
+        from networks_torch import TwoWeights
+
+        return TwoWeights()
+
+    def sgd_groups(self, network: Any, rate_of_a: Any, rate_of_b: Any) -> Any:
+        """Return plain SGD over a ``two_weights`` network, with one group and one rate a weight."""
+        import torch
+
+        groups = [{"params": [network.a], "lr": rate_of_a}, {"params": [network.b], "lr": rate_of_b}]
+        return torch.optim.SGD(groups, 0.5)
+
+    def pair(self, network: Any) -> tuple[float, float]:
+        """Return the weights of a ``two_weights`` network."""
+        return float(network.a.detach()), float(network.b.detach())
+
+    def identity(self) -> Any:
+        """Return a network that gives its input."""
+        import torch
+
+        return torch.nn.Identity()
+
+    def squared_error(self) -> Any:
+        """Return the mean squared error."""
+        import torch
+
+        return torch.nn.MSELoss()
+
+    def class_labels(self, labels: Any) -> Any:
+        """Return integer labels as the framework's cross entropy takes them."""
+        return np.asarray(labels, np.int64)
+
+
+class MindSporeEngine:
+    """MindSpore on the CPU, in one of its two modes."""
+
+    framework = "mindspore"
+    other_framework = "torch"
+
+    def __init__(self, mode: str) -> None:
+        import mindspore
+
+        self.name = f"mindspore-{mode}"
+        mindspore.set_context(
+            mode=mindspore.GRAPH_MODE if mode == "graph" else mindspore.PYNATIVE_MODE
+        )
+        mindspore.runtime.launch_blocking()  # asynchronous PYNATIVE is many times slower on a CPU
+
+    def weight(self, w: float = 1.0) -> Any:
+        from networks_mindspore import Weight
+
+        return Weight(w)
+
+    def loss_fn(self) -> Any:
+        from networks_mindspore import MeanLoss
+
+        return MeanLoss()
+
+    def dense(self, inputs: int, outputs: int) -> Any:
+        import mindspore
+
+        return mindspore.nn.Dense(inputs, outputs)
+
+    def cross_entropy(self) -> Any:
+        import mindspore
+
+        return mindspore.nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+
+    def sgd(self, network: Any, lr: Any = 0.1, **options: Any) -> Any:
+        import mindspore
+
+        return mindspore.nn.SGD(network.trainable_params(), lr, **options)
+
+    def value(self, network: Any) -> float:
+        return float(network.w.asnumpy())
+
+    def step_function(self, kind: str) -> Any:
+        import networks_mindspore
+
+        return getattr(networks_mindspore, f"step_{kind}")
+
+    def as_tensor(self, array: Any) -> Any:
+        import mindspore
+
+        return mindspore.Tensor(np.asarray(array))
+
+    def two_weights(self) -> Any:
+        from networks_mindspore import TwoWeights
+
+        return TwoWeights()
+
+    def sgd_groups(self, network: Any, rate_of_a: Any, rate_of_b: Any) -> Any:
+        import mindspore
+
+        groups = [{"params": [network.a], "lr": rate_of_a}, {"params": [network.b], "lr": rate_of_b}]
+        return mindspore.nn.SGD(groups, 0.5)
+
+    def pair(self, network: Any) -> tuple[float, float]:
+        return float(network.a.asnumpy()), float(network.b.asnumpy())
+
+    def identity(self) -> Any:
+        import mindspore
+
+        return mindspore.nn.Identity()
+
+    def squared_error(self) -> Any:
+        import mindspore
+
+        return mindspore.nn.MSELoss()
+
+    def class_labels(self, labels: Any) -> Any:
+        return np.asarray(labels, np.int32)
+
+
+ENGINES = {
+    "torch": TorchEngine,
+    "mindspore-pynative": lambda: MindSporeEngine("pynative"),
+    "mindspore-graph": lambda: MindSporeEngine("graph"),
+}

@@ -1,0 +1,88 @@
+"""Networks and train steps of the tests, for MindSpore: in a file, since GRAPH mode reads their source."""
+
+import mindspore
+from mindspore import Parameter, Tensor, nn, ops
+
+
+class Weight(nn.Cell):
+    """One weight: ``w * x``."""
+
+    def __init__(self, w):
+        super().__init__()
+        self.w = Parameter(Tensor(float(w), mindspore.float32), name="w")
+
+    def construct(self, x):
+        return self.w * x
+
+
+class MeanLoss(nn.Cell):
+    def construct(self, output, label):
+        return (output + label).mean()
+
+
+def step_ok(network, batch):
+    x, label = batch
+    return (network(x) + label).mean()
+
+
+def step_mapping(network, batch):
+    x, label = batch
+    output = network(x)
+    return {"loss": (output + label).mean(), "outputs": output, "label": label}
+
+
+def step_named(network, batch):
+    return (network(batch["x"]) + batch["label"]).mean()
+
+
+def step_without_loss(network, batch):
+    x, label = batch
+    return {"los": (network(x) + label).mean()}
+
+
+def step_vector(network, batch):
+    x, label = batch
+    return network(x) + label
+
+
+def step_number(network, batch):
+    x, label = batch
+    return (network(x) + label).mean().asnumpy()
+
+
+def step_detached(network, batch):
+    x, label = batch
+    return ops.stop_gradient((network(x) + label).mean())
+
+
+class TwoWeights(nn.Cell):
+    """Two weights: ``a * x + b * x``."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = Parameter(Tensor(1.0, mindspore.float32), name="a")
+        self.b = Parameter(Tensor(1.0, mindspore.float32), name="b")
+
+    def construct(self, x):
+        return self.a * x + self.b * x
+
+
+class Normed(nn.Cell):
+    """A batch norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(1)
+
+    def construct(self, x):
+        return self.norm(x)
+
+
+def step_item(network, batch):
+    x, label = batch
+    return (network(x) + label).mean().item()
+
+
+def step_numpy(network, batch):
+    x, label = batch
+    return (network(x) + label).mean().asnumpy()
