@@ -177,8 +177,8 @@ def test_an_unknown_metric_is_refused_with_the_names_there_are(engine, metrics):
         dt.Model(engine.weight(), engine.loss_fn(), metrics=metrics)
     message = one_sentence(error)
     assert "'acuracy'" in message
-    names = "acc accuracy f1 loss mae mse precision recall top_1_accuracy top_5_accuracy".split()
-    assert set(names) <= set(re.findall(r"\w+", message))
+    names = {"acc", "accuracy", "f1", "loss", "mae", "mse", "precision", "recall", "top_1_accuracy"}
+    assert {*names, "top_5_accuracy"} <= set(re.findall(r"\w+", message))
 
 
 class NoMetric:
@@ -330,7 +330,9 @@ def test_a_one_shot_iterator_cannot_serve_several_epochs(engine, one_shot):
     refusal = Refusal(engine)
     for role, call in {
         "train_dataset": lambda model, watcher: model.train(2, one_shot(), watcher),
-        "train_dataset ": lambda model, watcher: model.fit(3, one_shot(), None, 1, watcher, initial_epoch=1),
+        "train_dataset ": lambda model, watcher: model.fit(
+            3, one_shot(), callbacks=watcher, initial_epoch=1
+        ),
         "valid_dataset": lambda model, watcher: model.fit(2, ones(2), one_shot(), callbacks=watcher),
     }.items():
         message = refusal.message_at_once(ArgumentValueError, call)
@@ -524,7 +526,7 @@ def test_the_valid_frequency_is_positive_integers(engine, valid_frequency, kind,
         ("without_loss", ArgumentValueError, ["mapping", "'loss'"]),
     ],
 )
-def test_a_train_step_that_gives_no_trainable_loss_is_refused_before_a_weight_moves(engine, step, kind, words):
+def test_a_train_step_without_a_trainable_loss_is_refused_before_a_weight_moves(engine, step, kind, words):
     refusal = Refusal(engine, train_step=engine.step_function(step))
     message = refusal.message(kind, lambda model, watcher: model.train(1, ones(2), watcher))
     assert message.startswith("train_step ")
