@@ -143,9 +143,7 @@ class MindSporeEngine:
         import mindspore
 
         self.name = f"mindspore-{mode}"
-        mindspore.set_context(
-            mode=mindspore.GRAPH_MODE if mode == "graph" else mindspore.PYNATIVE_MODE
-        )
+        mindspore.set_context(mode=mindspore.GRAPH_MODE if mode == "graph" else mindspore.PYNATIVE_MODE)
         mindspore.runtime.launch_blocking()  # asynchronous PYNATIVE is many times slower on a CPU
 
     def weight(self, w: float = 1.0) -> Any:

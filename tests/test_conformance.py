@@ -95,7 +95,9 @@ def make_actor(base: type, scenario: Scenario) -> Any:
         def hook(self: Any, run_context: Any) -> None:
             params = run_context.original_args()
             wanted = (event, params.get("cur_epoch_num"), params.get("cur_step_num"))
-            if scenario.at is not None and all(w in (None, g) for w, g in zip(scenario.at, wanted, strict=True)):
+            if scenario.at is not None and all(
+                w in (None, g) for w, g in zip(scenario.at, wanted, strict=True)
+            ):
                 if scenario.action == "raise":
                     raise Deed
                 run_context.request_stop()
@@ -107,7 +109,9 @@ def make_actor(base: type, scenario: Scenario) -> Any:
 
 def run(model: Any, scenario: Scenario, callbacks: list[Any]) -> None:
     arguments = scenario.arguments
-    call = functools.partial(getattr(model, scenario.verb), *arguments, callbacks=callbacks, **scenario.options)
+    call = functools.partial(
+        getattr(model, scenario.verb), *arguments, callbacks=callbacks, **scenario.options
+    )
     if scenario.action == "raise":
         with pytest.raises(Deed):
             call()
@@ -129,7 +133,9 @@ def native_trace(mode: str, name: str) -> list[Any]:
     events = {event.value: forward(event.value) for event in LIFECYCLE}
     recorder = type("Recorder", (mindspore.train.Callback,), events)()
     scenario = SCENARIOS[name]
-    data = [native_dataset(a) if isinstance(a, list) and a in (DATA, VALID) else a for a in scenario.arguments]
+    data = [
+        native_dataset(a) if isinstance(a, list) and a in (DATA, VALID) else a for a in scenario.arguments
+    ]
     scenario = Scenario(scenario.verb, tuple(data), scenario.options, scenario.at, scenario.action)
     network = engine.weight()
     model = mindspore.train.Model(network, engine.loss_fn(), engine.sgd(network), {"mae"})

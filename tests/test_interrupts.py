@@ -74,7 +74,12 @@ ENGINE_NAMES = [pytest.param(name, marks=getattr(pytest.mark, name.split("-")[0]
 @pytest.mark.parametrize("name", ENGINE_NAMES)
 def test_ctrl_c_raises_keyboard_interrupt_after_teardown(name: str, tmp_path: Path) -> None:
     status, lines = interrupted(name, signal.SIGINT, tmp_path)
-    assert lines == ["on_exception KeyboardInterrupt", "on_teardown", "exit KeyboardInterrupt", "KeyboardInterrupt"]
+    assert lines == [
+        "on_exception KeyboardInterrupt",
+        "on_teardown",
+        "exit KeyboardInterrupt",
+        "KeyboardInterrupt",
+    ]
     assert status == 0
     assert_log_is_whole(tmp_path)
 

@@ -60,9 +60,7 @@ def test_native_datasets_and_numpy_batches_train_alike(engine: Any) -> None:
 
 def test_mapping_batches_reach_train_step_as_mappings(engine: Any) -> None:
     network = engine.weight()
-    model = dt.Model(
-        network, optimizer=engine.sgd(network), train_step=engine.step_function("named")
-    )
+    model = dt.Model(network, optimizer=engine.sgd(network), train_step=engine.step_function("named"))
     batch = {"label": np.zeros(1, np.float32), "x": np.full(1, 2.0, np.float32)}
     model.train(1, [batch] * 2)
     assert engine.value(network) == pytest.approx(1.0 - 2 * 0.1 * 2.0)
@@ -96,7 +94,11 @@ def test_native_callbacks_stay_in_their_place_and_runs_of_ours_share_a_bridge(
     model.train(1, ones(2), [note("a"), note("b"), native, note("c"), Look()])
     assert order == ["a", "b", "native", "c"] * 2
     kinds = [type(c).__name__ for c in seen]
-    assert [k for k in kinds if not k.startswith("_")] == ["DualTrainBridge", "NativeSubclass", "DualTrainBridge"]
+    assert [k for k in kinds if not k.startswith("_")] == [
+        "DualTrainBridge",
+        "NativeSubclass",
+        "DualTrainBridge",
+    ]
     assert native in seen
     assert "loss is 1.0" in capsys.readouterr().out
 

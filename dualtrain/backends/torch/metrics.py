@@ -50,7 +50,7 @@ class NamedMetric:
 
     def update(self, outputs: torch.Tensor, label: torch.Tensor) -> None:
         if self._name in ("mae", "mse"):
-            outputs, label = outputs.flatten(1), label.reshape(outputs.shape).flatten(1)
+            outputs, label = (x.reshape(len(outputs), -1).squeeze(1) for x in (outputs, label))
         elif label.ndim == outputs.ndim:
             label = label.argmax(1)  # one-hot
         if self._metric is None:
