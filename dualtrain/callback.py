@@ -57,6 +57,18 @@ class Callback:
     def on_eval_end(self, run_context: RunContext) -> None:
         """After an evaluation; ``run_context.metrics`` has its results."""
 
+    def on_after_backward(self, run_context: RunContext) -> None:
+        """After each backward; gradients are raw: perhaps scaled, perhaps of part of a window."""
+
+    def on_gradients_ready(self, run_context: RunContext) -> None:
+        """Once per update, when gradients are whole and unscaled, before they are clipped."""
+
+    def on_before_optimizer_step(self, run_context: RunContext) -> None:
+        """Once per update, after clipping."""
+
+    def on_after_optimizer_step(self, run_context: RunContext) -> None:
+        """Once per update, when ``step_skipped`` is known."""
+
     def on_checkpoint_save(self, run_context: RunContext) -> None:
         """After a checkpoint is complete on disk, where the engine writes them."""
 

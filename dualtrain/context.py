@@ -10,6 +10,7 @@ from dualtrain._lazy import resolve
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
 from dualtrain.events import Event
 from dualtrain.protocol import Backend, Capability, Native, Rate, Step
+from dualtrain.triggers import positive_int
 
 RESERVED_NAMES = frozenset(
     {"step", "epoch", "global_step", "mode", "elapsed_sec", "timestamp", "nonfinite"}
@@ -262,6 +263,69 @@ class RunContext:
         return rate
 
     @property
+    def grad_norm(self) -> float | None:
+        """The global L2 norm of this update's gradients: unscaled, before clipping.
+
+        The square root of the sum of squares over all of the optimizer's parameters. None where
+        this batch makes no update. Cost: on PyTorch one fused norm and one device sync, only if
+        it is read; on MindSpore it is part of the step.
+
+        Raises:
+            RunStateError: On MindSpore, where no callback has ``Capability.GRAD_NORM`` in its
+                ``needs`` and ``clip_norm`` is not set: the norm is not computed.
+        """
+        return None if self._step is None else self._step.grad_norm()
+
+    @property
+    def grad_norm_clipped(self) -> float | None:
+        """The same norm after clipping; equal to ``grad_norm`` where nothing was clipped."""
+        return None if self._step is None else self._step.grad_norm_clipped()
+
+    @property
+    def is_update_step(self) -> bool:
+        """Whether this batch ends a window of accumulation; known from the step's end on."""
+        return self._step is not None and self._step.is_update_step
+
+    @property
+    def step_skipped(self) -> bool:
+        """Whether this batch's update was skipped because its gradients overflowed."""
+        return self._step is not None and self._step.step_skipped
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The loss scale of mixed precision; None without one. Cost: one sync."""
+        return None if self._step is None else self._step.loss_scale
+
+    @property
+    def accumulate_steps(self) -> int:
+        """Batches per update. Assign it in ``on_train_epoch_begin``, for the epochs from there on."""
+        return 1 if self._step is None else self._step.accumulate_steps
+
+    @accumulate_steps.setter
+    def accumulate_steps(self, value: int) -> None:
+        if self._step is None or Capability.ACCUMULATION not in self.capabilities:
+            raise RunStateError("This run cannot accumulate gradients, so accumulate_steps cannot be set.")
+        self._step.accumulate_steps = positive_int("RunContext", "accumulate_steps", value)
+
+    # Stages of a step, for a train_step under automatic_optimization=False.
+
+    def zero_grad(self, optimizer: Native = None) -> None:
+        """Clear an optimizer's gradients.
+
+        Args:
+            optimizer: The optimizer or its name in the Model's mapping; None: the only one.
+        """
+        self._manual_step().zero_grad(optimizer)
+
+    def backward(self, loss: Native) -> None:
+        """Compute the gradients of a loss, scaled where mixed precision scales it."""
+        self._manual_step().backward(loss)
+
+    def optimizer_step(self, optimizer: Native = None) -> None:
+        """Unscale an optimizer's gradients, clip them if the Model has ``clip_norm``, and update."""
+        self._manual_step().optimizer_step(optimizer)
+
+    @property
     def metrics(self) -> Mapping[str, Any]:
         """The results of the last evaluation; empty before the first."""
         self._remember_metrics()
@@ -309,6 +373,14 @@ class RunContext:
             found = self._args.get("metrics")
         if found is not None:
             self._metrics = found
+
+    def _manual_step(self) -> Step:
+        if self._step is None or Capability.MANUAL_OPTIMIZATION not in self.capabilities:
+            raise RunStateError(
+                "zero_grad, backward and optimizer_step are for Models with automatic_optimization=False: "
+                "here the Model itself drives them."
+            )
+        return self._step
 
     def _learning_rate(self) -> Any:
         if self._step is not None:

@@ -5,7 +5,12 @@ Training with ``fit`` (``train`` is the same without the evaluation)::
     on_train_begin
       on_train_epoch_begin
         on_train_step_begin
-           [forward, backward, update]
+           [forward, backward]
+           on_after_backward                                 gradients of this batch, raw
+           on_gradients_ready                                once per update: unscaled, not yet clipped
+           on_before_optimizer_step                          once per update: clipped
+           [update]
+           on_after_optimizer_step                           once per update: skipped or not is known
         on_train_step_end                                    once per batch
         (evaluation, when it is due for this epoch)
         on_eval_begin
@@ -17,6 +22,9 @@ Training with ``fit`` (``train`` is the same without the evaluation)::
         on_eval_end                                          metrics are known
       on_train_epoch_end                                     metrics still readable
     on_train_end
+
+The four events around the gradients are there on PyTorch and in MindSpore's PYNATIVE mode; in
+GRAPH mode no Python runs inside a step, and a callback that has one of them is refused.
 
 ``eval`` alone fires the six ``on_eval_*`` events. What each way of ending leaves out:
 
@@ -55,6 +63,10 @@ class Event(str, Enum):
     EVAL_STEP_END = "on_eval_step_end"
     EVAL_EPOCH_END = "on_eval_epoch_end"
     EVAL_END = "on_eval_end"
+    AFTER_BACKWARD = "on_after_backward"
+    GRADIENTS_READY = "on_gradients_ready"
+    BEFORE_OPTIMIZER_STEP = "on_before_optimizer_step"
+    AFTER_OPTIMIZER_STEP = "on_after_optimizer_step"
     CHECKPOINT_SAVE = "on_checkpoint_save"
     CHECKPOINT_LOAD = "on_checkpoint_load"
     EXCEPTION = "on_exception"

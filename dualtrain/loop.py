@@ -24,6 +24,7 @@ def run_training(
     evaluate: Callable[[], None] | None = None,
     valid_frequency: int | list[int] = 1,
     agree: Callable[[bool], bool] = bool,
+    epoch_ended: Callable[[], None] | None = None,
 ) -> None:
     """Train from ``initial_epoch`` to ``epoch``, emitting the events of ``dualtrain.events``.
 
@@ -37,6 +38,7 @@ def run_training(
         evaluate: Evaluates once, emitting the eval events; None if there is nothing to evaluate.
         valid_frequency: Evaluate every so many epochs, or at the epochs listed.
         agree: Makes the ranks of a distributed run agree on a stop; called on every step.
+        epoch_ended: Called after each ``on_train_epoch_end``, with the evaluation's results still there.
     """
     params = context.original_args()
     step_begin = bus.emitter(Event.TRAIN_STEP_BEGIN)
@@ -61,6 +63,8 @@ def run_training(
         if evaluate is not None and _is_due(number, valid_frequency):
             evaluate()
         bus.emit(Event.TRAIN_EPOCH_END, context)
+        if epoch_ended is not None:
+            epoch_ended()
         params.pop("metrics", None)
         params.pop("eval_results", None)
         if agree(stop_requested()):

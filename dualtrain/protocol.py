@@ -30,6 +30,21 @@ class Capability(str, Enum):
     """Step events fire for every batch. Absent where data is sunk to the device (MindSpore
     GRAPH mode with ``dataset_sink_mode=True``): there they fire once per sink chunk."""
 
+    GRADIENT_EVENTS = "gradient_events"
+    """``on_after_backward``, ``on_gradients_ready``, ``on_before_optimizer_step`` and
+    ``on_after_optimizer_step`` fire inside a step. Absent in MindSpore's GRAPH mode."""
+
+    GRAD_NORM = "grad_norm"
+    """``run_context.grad_norm`` can be read. MindSpore computes it in the step only for a run in
+    which a callback needs this, or ``clip_norm`` is set; PyTorch when it is read."""
+
+    ACCUMULATION = "accumulation"
+    """``run_context.accumulate_steps`` can be set. Absent under manual optimisation, and in
+    MindSpore where data is sunk or a native step does its own scaling."""
+
+    MANUAL_OPTIMIZATION = "manual_optimization"
+    """The run is one in which the user's step drives backward and update itself."""
+
     CHECKPOINT_EVENTS = "checkpoint_events"
     """``on_checkpoint_save`` and ``on_checkpoint_load`` fire."""
 
@@ -38,6 +53,10 @@ class Capability(str, Enum):
 
 
 EVENT_CAPABILITY: dict[Event, Capability] = {
+    Event.AFTER_BACKWARD: Capability.GRADIENT_EVENTS,
+    Event.GRADIENTS_READY: Capability.GRADIENT_EVENTS,
+    Event.BEFORE_OPTIMIZER_STEP: Capability.GRADIENT_EVENTS,
+    Event.AFTER_OPTIMIZER_STEP: Capability.GRADIENT_EVENTS,
     Event.CHECKPOINT_SAVE: Capability.CHECKPOINT_EVENTS,
     Event.CHECKPOINT_LOAD: Capability.CHECKPOINT_EVENTS,
 }
@@ -124,3 +143,33 @@ class Step(Protocol):
     @property
     def global_step(self) -> int:
         """Optimizer updates of this run so far."""
+
+    accumulate_steps: int
+    """Batches per update, from the next window on."""
+
+    @property
+    def is_update_step(self) -> bool:
+        """Whether this batch ends a window, so that the optimizer is called."""
+
+    @property
+    def step_skipped(self) -> bool:
+        """Whether the update of this batch was skipped, because its gradients overflowed."""
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The factor that the loss is multiplied by before backward; None without scaling."""
+
+    def grad_norm(self) -> float | None:
+        """Return the norm before clipping; None where this batch makes no update. One sync."""
+
+    def grad_norm_clipped(self) -> float | None:
+        """Return the norm after clipping; None where this batch makes no update. One sync."""
+
+    def zero_grad(self, optimizer: Native) -> None:
+        """Clear the gradients, under manual optimisation."""
+
+    def backward(self, loss: Native) -> None:
+        """Compute gradients, under manual optimisation."""
+
+    def optimizer_step(self, optimizer: Native) -> None:
+        """Unscale, clip and update, under manual optimisation."""

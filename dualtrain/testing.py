@@ -179,7 +179,28 @@ class FakeLoop:
         self.valid_frequency = valid_frequency
         self.learning_rate: LearningRate | None = _FakeLearningRate(lr)
         self.global_step = 0
+        self.accumulate_steps = 1
+        self.is_update_step = True
+        self.step_skipped = False
+        self.loss_scale: float | None = None
         self.learning_rates: list[Rate] = []
+
+    def grad_norm(self) -> float | None:
+        """There are no gradients."""
+        return None
+
+    def grad_norm_clipped(self) -> float | None:
+        """There are no gradients."""
+        return None
+
+    def zero_grad(self, optimizer: Any) -> None:
+        """Do nothing."""
+
+    def backward(self, loss: Any) -> None:
+        """Do nothing."""
+
+    def optimizer_step(self, optimizer: Any) -> None:
+        """Do nothing."""
 
     def run(self, callbacks: Any = None) -> RunContext:
         """Run once and return the context."""

@@ -171,12 +171,23 @@ def foreign_parameters(network: Any, accessor: str) -> ArgumentValueError:
     )
 
 
+def check_contract(accumulate_steps: Any, clip_norm: Any) -> None:
+    """Check the numbers of the training contract."""
+    positive_int("Model", "accumulate_steps", accumulate_steps)
+    if clip_norm is None:
+        return
+    if isinstance(clip_norm, bool) or not isinstance(clip_norm, (int, float)):
+        raise ArgumentTypeError(f"Model(clip_norm=...) takes a number or None, but got {clip_norm!r}.")
+    if not 0 < clip_norm < float("inf"):
+        raise ArgumentValueError(f"Model(clip_norm=...) has to be positive and finite, but got {clip_norm}.")
+
+
 NO_OPTIMIZER = "Model has no optimizer, which train and fit need: pass optimizer=..."
 
 
-def check_loss_and_step(loss_fn: Any, train_step: Any) -> None:
+def check_loss_and_step(loss_fn: Any, train_step: Any, automatic_optimization: bool = True) -> None:
     """Check the two ways of getting a loss."""
-    if train_step is not None and loss_fn is not None:
+    if train_step is not None and loss_fn is not None and automatic_optimization:
         raise ArgumentValueError(
             "train_step replaces loss_fn, but both were given: call the loss inside train_step."
         )

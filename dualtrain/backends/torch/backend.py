@@ -31,7 +31,14 @@ class TorchBackend:
         return TorchModel
 
     def capabilities(self) -> frozenset[Capability]:
-        return frozenset({Capability.STEP_EVENTS})
+        return frozenset(
+            {
+                Capability.STEP_EVENTS,
+                Capability.GRADIENT_EVENTS,
+                Capability.GRAD_NORM,
+                Capability.ACCUMULATION,
+            }
+        )
 
     def describe_mode(self) -> str:
         return "PyTorch"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from dualtrain.backends import callback_bases, find_backend
 from dualtrain.backends._arguments import (
     NO_OPTIMIZER,
+    check_contract,
     check_epochs,
     check_loss_and_step,
     check_valid_frequency,
@@ -21,14 +22,16 @@ from dualtrain.backends._arguments import (
 from dualtrain.backends.torch.backend import BACKEND
 from dualtrain.backends.torch.data import Batches, to_device
 from dualtrain.backends.torch.metrics import LossMetric, make_metrics
-from dualtrain.backends.torch.optimizer import learning_rate_attribute
-from dualtrain.backends.torch.step import EvalStep, TrainStep
+from dualtrain.backends.torch.optimizer import Schedule, learning_rate_attribute
+from dualtrain.backends.torch.step import EvalStep, Precision, TrainStep, check_steps_without_closure
 from dualtrain.bus import EventBus
 from dualtrain.context import CallbackParams, RunContext
-from dualtrain.errors import ArgumentValueError
+from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
 from dualtrain.loop import run_evaluation, run_training
-from dualtrain.protocol import Native
+from dualtrain.protocol import Capability, Native
 from dualtrain.signals import terminate_cleanly
+
+_MANUAL_DIFFERENCE = frozenset({Capability.ACCUMULATION, Capability.MANUAL_OPTIMIZATION})
 
 
 class TorchModel:
@@ -37,6 +40,16 @@ class TorchModel:
     Made by ``dt.Model(...)``, which documents the arguments.
 
     Args:
+        accumulate_steps: Batches per update.
+        clip_norm: The largest norm that an update's gradients may have; larger ones are scaled down.
+        lr_scheduler: A ``torch.optim.lr_scheduler``, stepped once per update, or
+            ``{"scheduler": s, "interval": "update" | "epoch", "monitor": name}``; a
+            ReduceLROnPlateau steps by epochs, with the metric that ``monitor`` names.
+        amp: ``"bf16"`` or ``"fp16"`` for mixed precision; fp16 scales the loss and skips an update
+            whose gradients overflow.
+        automatic_optimization: False: ``train_step(network, batch, run_context)`` drives
+            ``run_context.zero_grad``, ``backward`` and ``optimizer_step``; ``optimizer`` may then be
+            a mapping name -> optimizer, and ``loss_fn`` serves evaluation alone.
         device: None: where the network's parameters are. ``"auto"``: the accelerator that
             ``torch.accelerator`` finds (cuda, npu, mps, ...), else the CPU. Or a device. The
             network is moved there once; batches are moved as they come.
@@ -50,20 +63,39 @@ class TorchModel:
         metrics: Any = None,
         *,
         train_step: Callable[..., Any] | None = None,
+        accumulate_steps: int = 1,
+        clip_norm: float | None = None,
+        lr_scheduler: Any = None,
+        amp: str | None = None,
+        automatic_optimization: bool = True,
         device: str | torch.device | None = None,
     ) -> None:
-        check_loss_and_step(loss_fn, train_step)
-        self._check_optimizer(network, optimizer)
+        check_loss_and_step(loss_fn, train_step, automatic_optimization)
+        check_contract(accumulate_steps, clip_norm)
+        self._automatic = automatic_optimization
+        self._optimizers = self._checked_optimizers(network, optimizer)
+        if not self._automatic:
+            if train_step is None:
+                raise ArgumentValueError("automatic_optimization=False needs a train_step that optimises.")
+            if accumulate_steps != 1:
+                raise RunStateError(
+                    f"accumulate_steps={accumulate_steps} cannot be had with automatic_optimization=False: "
+                    f"train_step itself decides when to update."
+                )
         self._network = network
         self._loss_fn = loss_fn
         self._optimizer = optimizer
         self._train_step = train_step
+        self._accumulate_steps = accumulate_steps
+        self._clip_norm = clip_norm
+        self._schedule = None if lr_scheduler is None else Schedule(lr_scheduler, [*self._optimizers.values()])
         self._metrics = make_metrics(metrics)
         if device is None:
             self._device = _device_of(network)
         else:
             self._device = _chosen_device(device)
             network.to(self._device)
+        self._precision = Precision(amp, self._device)
 
     def train(
         self,
@@ -99,7 +131,7 @@ class TorchModel:
             raise ArgumentValueError("dataset_sink_mode=True is MindSpore's: PyTorch has no data sinking.")
         passes = check_epochs(epoch, initial_epoch)
         check_valid_frequency(valid_frequency)
-        if self._optimizer is None:
+        if not self._optimizers:
             raise ArgumentValueError(NO_OPTIMIZER)
         bus = EventBus(callbacks, native_bases=callback_bases())
         train_batches = Batches("train_dataset", train_dataset, self._device, passes=passes)
@@ -110,7 +142,18 @@ class TorchModel:
             def evaluate() -> None:
                 self._evaluate_in_fit(context, bus, valid_dataset, valid_batches)
 
-        step = TrainStep(self._network, self._loss_fn, self._optimizer, self._train_step)
+        step = TrainStep(
+            self._network,
+            self._loss_fn,
+            self._optimizers,
+            self._train_step,
+            train_batches,
+            accumulate_steps=self._accumulate_steps,
+            clip_norm=self._clip_norm,
+            schedule=self._schedule,
+            precision=self._precision,
+            automatic=self._automatic,
+        )
         params = CallbackParams(
             mode="train",
             cur_step_num=0,
@@ -136,26 +179,28 @@ class TorchModel:
             backend=BACKEND,
             step=step,
             initial_epoch=initial_epoch,
-            capabilities=BACKEND.capabilities(),
+            capabilities=BACKEND.capabilities() ^ (frozenset() if self._automatic else _MANUAL_DIFFERENCE),
         )
         bus.check_needs(context.capabilities, BACKEND.describe_mode())
         if not self._network.training:
             self._network.train()
         with (
             terminate_cleanly(),
-            learning_rate_attribute(self._optimizer, step.learning_rate),
+            learning_rate_attribute([*self._optimizers.values()], step.learning_rate),
             bus.lifecycle(context),
+            step.listening(bus, context),
         ):
             run_training(
                 context,
                 bus,
                 step,
-                train_batches,
+                step,
                 epoch=epoch,
                 initial_epoch=initial_epoch,
                 evaluate=evaluate,
                 valid_frequency=valid_frequency,
                 agree=bool if BACKEND.world_size() == 1 else BACKEND.any_rank,
+                epoch_ended=step.epoch_ended,
             )
 
     def eval(
@@ -230,19 +275,35 @@ class TorchModel:
             if in_fit:
                 params["eval_results"] = {**results, **eval_loss}
 
+        if self._loss_fn is None and not self._automatic:
+            raise ArgumentValueError(
+                "under automatic_optimization=False train_step cannot be evaluated: pass loss_fn=... for it."
+            )
         step = EvalStep(self._network, self._loss_fn, self._train_step)
-        with _evaluation_mode(self._network):
+        with _evaluation_mode(self._network), self._precision.autocast():
             run_evaluation(context, bus, step, batches, update, finish)
 
-    @staticmethod
-    def _check_optimizer(network: torch.nn.Module, optimizer: Native) -> None:
+    def _checked_optimizers(self, network: torch.nn.Module, optimizer: Native) -> dict[str, Native]:
         if optimizer is None:
-            return
-        if not all(hasattr(optimizer, verb) for verb in ("param_groups", "step", "zero_grad")):
-            raise not_this_optimizer("torch", optimizer, find_backend(optimizer, missing_ok=True))
+            return {}
+        if isinstance(optimizer, Mapping):
+            if self._automatic:
+                raise ArgumentTypeError(
+                    "several optimizers need automatic_optimization=False, with a train_step that says when "
+                    "each of them steps."
+                )
+            optimizers = dict(optimizer)
+        else:
+            optimizers = {"optimizer": optimizer}
         own = {id(parameter) for parameter in network.parameters()}
-        if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
-            raise foreign_parameters(network, "parameters()")
+        for native in optimizers.values():
+            if not all(hasattr(native, verb) for verb in ("param_groups", "step", "zero_grad")):
+                raise not_this_optimizer("torch", native, find_backend(native, missing_ok=True))
+            if not any(id(p) in own for group in native.param_groups for p in group["params"]):
+                raise foreign_parameters(network, "parameters()")
+            if self._automatic:
+                check_steps_without_closure(native)
+        return optimizers
 
     def __repr__(self) -> str:
         return (

@@ -1,40 +1,93 @@
-"""The learning rate of a PyTorch optimizer, read and written in one place."""
+"""The learning rate of PyTorch optimizers, read and written in one place, and the schedule on it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from dualtrain.backends._arguments import checked_rates, lowered
+from dualtrain.errors import ArgumentTypeError, ArgumentValueError
+from dualtrain.monitor import find_metric
 from dualtrain.protocol import Native, Rate
 
 
 class TorchLearningRate:
-    """The rates of an optimizer's parameter groups.
+    """The rates of the parameter groups of one or more optimizers.
 
     It also answers what MindSpore's ``optimizer.learning_rate`` answers (``float()``,
     ``asnumpy()``, ``set_data(x)``), so that callbacks written for MindSpore run unchanged.
+
+    Args:
+        optimizers: The optimizers, in the order in which their groups are read.
     """
 
-    def __init__(self, optimizer: Native) -> None:
-        self._groups = optimizer.param_groups
+    def __init__(self, *optimizers: Native) -> None:
+        self._optimizers = optimizers
+        self._used: list[float] | None = None
+        self._schedule = ""
+        self._factors: list[float] = []
+        self._unscaled: list[float] = []
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
     def read(self) -> Rate:
-        if len(self._groups) == 1:
-            return float(self._groups[0]["lr"])
-        return tuple(float(group["lr"]) for group in self._groups)
+        rates = self._used or [float(group["lr"]) for group in self._groups]
+        return rates[0] if len(rates) == 1 else tuple(rates)
 
     def write(self, rate: Rate) -> None:
-        for group, value in zip(self._groups, checked_rates(rate, len(self._groups)), strict=True):
+        if self._schedule:
+            raise ArgumentValueError(
+                f"the learning rate follows the schedule {self._schedule} and cannot be set to a value: "
+                f"use scale_lr(factor), which works on top of it."
+            )
+        groups = self._groups
+        for group, value in zip(groups, checked_rates(rate, len(groups)), strict=True):
             _write_group(group, value)
+        self._used = None
 
     def scale(self, factor: float, min_lr: float = 0.0) -> Rate:
-        for group in self._groups:
-            _write_group(group, lowered(float(group["lr"]), factor, min_lr))
+        self._used = None
+        for i, group in enumerate(self._groups):
+            old = float(group["lr"])
+            new = lowered(old, factor, min_lr)
+            if self._schedule and old > 0:
+                self._factors[i] *= new / old
+            _write_group(group, new)
         return self.read()
+
+    def follow(self, schedule: Native) -> None:
+        """Note that a scheduler writes these rates, on top of which ``scale`` has to work."""
+        self._schedule = type(schedule).__name__
+        self._unscaled = [float(group["lr"]) for group in self._groups]
+        self._factors = [1.0] * len(self._unscaled)
+
+    @contextmanager
+    def unscaled(self) -> Iterator[None]:
+        """Show a scheduler the rates that it wrote last, and scale what it writes now."""
+        groups = self._groups
+        for group, factor, last in zip(groups, self._factors, self._unscaled, strict=True):
+            if factor != 1.0:
+                now = float(group["lr"])
+                _write_group(group, last if now == last * factor else now / factor)
+        yield
+        self._unscaled = [float(group["lr"]) for group in groups]
+        for group, factor, rate in zip(groups, self._factors, self._unscaled, strict=True):
+            if factor != 1.0:
+                _write_group(group, rate * factor)
+
+    def hold(self) -> None:
+        """Keep showing the rates in force, which an update has used, although a schedule moves on."""
+        if self._used is None:
+            self._used = [float(group["lr"]) for group in self._groups]
+
+    def release(self) -> None:
+        """Show the rates that the next update will use."""
+        self._used = None
 
     # As MindSpore's.
 
@@ -54,17 +107,83 @@ class TorchLearningRate:
         return f"TorchLearningRate({self.read()!r})"
 
 
+class Schedule:
+    """A ``torch.optim.lr_scheduler``, stepped when it is due.
+
+    Args:
+        argument: What the user passed as ``lr_scheduler``: a scheduler, stepped once per
+            update, or ``{"scheduler": s, "interval": "update" | "epoch", "monitor": name}``.
+        optimizers: The Model's optimizers; the scheduler has to belong to one of them.
+
+    Raises:
+        ArgumentTypeError: It is no scheduler.
+        ArgumentValueError: It belongs to another optimizer, the interval is unknown, or a
+            ReduceLROnPlateau has no metric to look at.
+    """
+
+    def __init__(self, argument: Any, optimizers: Sequence[Native]) -> None:
+        options = dict(argument) if isinstance(argument, Mapping) else {"scheduler": argument}
+        scheduler = options.pop("scheduler", None)
+        if not hasattr(scheduler, "step") or not hasattr(scheduler, "optimizer"):
+            raise ArgumentTypeError(
+                f"lr_scheduler takes a torch.optim.lr_scheduler or a mapping with one under 'scheduler', "
+                f"but got {argument!r:.80}."
+            )
+        self._on_plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        self.monitor: str | None = options.pop("monitor", None)
+        self.interval: str = options.pop("interval", "epoch" if self._on_plateau else "update")
+        if options or self.interval not in ("update", "epoch"):
+            raise ArgumentValueError(
+                f"lr_scheduler takes 'scheduler', 'interval' ('update' or 'epoch') and 'monitor', "
+                f"but got {argument!r:.80}."
+            )
+        if self._on_plateau and self.monitor is None:
+            raise ArgumentValueError(
+                "ReduceLROnPlateau needs to know what to look at: pass "
+                "lr_scheduler={'scheduler': s, 'monitor': 'eval_loss'} or another metric's name."
+            )
+        if not any(scheduler.optimizer is optimizer for optimizer in optimizers):
+            raise ArgumentValueError(
+                "lr_scheduler belongs to another optimizer than this Model's, so it would change nothing."
+            )
+        self.scheduler = scheduler
+
+    def advance(self, rate: TorchLearningRate, metrics: Mapping[str, Any], loss: float | None) -> None:
+        """Step the scheduler.
+
+        Args:
+            rate: The learning rate that it writes.
+            metrics: The results of this epoch's evaluation; empty if there was none, and then a
+                plateau scheduler that looks at one of them waits.
+            loss: The training loss, for ``monitor="loss"``.
+        """
+        value: Any = None
+        if self._on_plateau:
+            if self.monitor == "loss":
+                value = loss
+            elif metrics:
+                try:
+                    value = find_metric(str(self.monitor), metrics)
+                except KeyError as error:
+                    raise ArgumentValueError(f"lr_scheduler's monitor: {error.args[0]}.") from None
+            if value is None:
+                return
+        rate.hold()
+        with rate.unscaled():
+            self.scheduler.step(*(() if value is None else (float(value),)))
+
+
 @contextmanager
-def learning_rate_attribute(optimizer: Native, rate: TorchLearningRate | None) -> Iterator[None]:
-    """Give an optimizer MindSpore's ``learning_rate`` attribute for the duration of a run."""
-    if rate is None or hasattr(optimizer, "learning_rate"):
-        yield
-        return
-    optimizer.learning_rate = rate
+def learning_rate_attribute(optimizers: Sequence[Native], rate: TorchLearningRate) -> Iterator[None]:
+    """Give optimizers MindSpore's ``learning_rate`` attribute for the duration of a run."""
+    given = [optimizer for optimizer in optimizers if not hasattr(optimizer, "learning_rate")]
+    for optimizer in given:
+        optimizer.learning_rate = rate if len(optimizers) == 1 else TorchLearningRate(optimizer)
     try:
         yield
     finally:
-        del optimizer.learning_rate
+        for optimizer in given:
+            del optimizer.learning_rate
 
 
 def _write_group(group: dict[str, Any], rate: float) -> None:

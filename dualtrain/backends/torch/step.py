@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from dualtrain.backends._arguments import split_batch
-from dualtrain.backends.torch.optimizer import TorchLearningRate
-from dualtrain.errors import ArgumentTypeError, ArgumentValueError
-from dualtrain.protocol import Native
+from dualtrain.backends.torch.data import Batches
+from dualtrain.backends.torch.optimizer import Schedule, TorchLearningRate
+from dualtrain.bus import EventBus
+from dualtrain.context import RunContext
+from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
+from dualtrain.events import Event
+from dualtrain.protocol import Capability, Native
 
 logger = logging.getLogger(__name__)
+
+_END = object()
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class OutputTensor(torch.Tensor):
@@ -39,50 +49,388 @@ def as_outputs(value: Native) -> Native:
     return value
 
 
+class Precision:
+    """Mixed precision: autocast, and for fp16 a loss scale.
+
+    Args:
+        amp: None, ``"bf16"`` or ``"fp16"``.
+        device: Where the network is.
+    """
+
+    def __init__(self, amp: str | None, device: torch.device) -> None:
+        if amp is not None and amp not in _DTYPES:
+            raise ArgumentValueError(f"amp is None, 'fp16' or 'bf16', but got {amp!r}.")
+        self.amp = amp
+        self._device_type = device.type
+        self.scaler = torch.amp.GradScaler(device.type) if amp == "fp16" else None
+
+    def autocast(self) -> Any:
+        """Return the context to compute a loss in."""
+        if self.amp is None:
+            return nullcontext()
+        return torch.autocast(self._device_type, dtype=_DTYPES[self.amp])
+
+
 class TrainStep:
-    """Train on one batch: zero gradients, forward, loss, backward, update.
+    """Train on one batch, and update once per window of ``accumulate_steps`` batches.
+
+    An update is: zero gradients, then for each batch of the window forward, loss / window and
+    backward, then unscale, norm, clip, optimizer step, schedule. The window that an epoch ends
+    in is as short as it is, and its gradients are the mean over what it has. Iterating over the
+    step gives the batches of an epoch, so that it knows which one is the last.
 
     Args:
         network: The network.
         loss_fn: ``loss_fn(network(*inputs), label)``; None: the network or ``train_step`` gives the loss.
-        optimizer: Its optimizer.
-        train_step: ``train_step(network, batch)``, in place of network and ``loss_fn``.
+        optimizers: Name -> optimizer; under automatic optimisation there is one.
+        train_step: ``train_step(network, batch)``, in place of network and ``loss_fn``; under manual
+            optimisation ``train_step(network, batch, run_context)``.
+        batches: The batches of an epoch.
+        accumulate_steps: Batches per update.
+        clip_norm: The largest norm that the gradients of an update may have; None: any.
+        schedule: The learning rate's schedule, if there is one.
+        precision: Mixed precision.
+        automatic: False: ``train_step`` drives backward and updates.
     """
 
     def __init__(
         self,
         network: torch.nn.Module,
         loss_fn: Callable[..., Any] | None,
-        optimizer: Native,
+        optimizers: dict[str, Native],
         train_step: Callable[..., Any] | None,
+        batches: Batches,
+        *,
+        accumulate_steps: int,
+        clip_norm: float | None,
+        schedule: Schedule | None,
+        precision: Precision,
+        automatic: bool,
     ) -> None:
-        self._forward = forward_of(network, loss_fn, train_step)
+        self._network = network
         self._source = "train_step" if train_step is not None else "loss_fn" if loss_fn else "the network"
-        self._optimizer = optimizer
-        self.learning_rate = TorchLearningRate(optimizer)
+        self._train_step = train_step
+        self._forward = forward_of(network, loss_fn, train_step)
+        self._optimizers = optimizers
+        self._optimizer = next(iter(optimizers.values()))
+        self._batches = batches
+        self._clip_norm = clip_norm
+        self._schedule = schedule
+        self._autocast = None if precision.amp is None else precision.autocast
+        self._scaler = precision.scaler
+        self._automatic = automatic
+        self._no_sync = getattr(network, "no_sync", None)
+        self.learning_rate = TorchLearningRate(*optimizers.values())
+        if schedule is not None:
+            self.learning_rate.follow(schedule.scheduler)
         self.global_step = 0
-        self.skipped_batches = 0
+        self.is_update_step = False
+        self.step_skipped = False
+        self._accumulate_steps = accumulate_steps
+        self._warned_of_batch_norm = False
+        self._warn_of_batch_norm(accumulate_steps)
+        self._window = self._filled = 0
+        self._is_last = False
+        self._left: int | None = None
+        self._skipped_batches = 0
+        self._stepped = False
+        self._scaled_in_batch = False
+        self._inside_train_step = False
+        self._norm: torch.Tensor | float | None = None
+        self._norm_is_due = False
+        self._norm_needed = False
+
+    @contextmanager
+    def listening(self, bus: EventBus, context: RunContext) -> Iterator[None]:
+        """Emit events to a bus, and watch the optimizers, for the duration of a run."""
+        self._context = context
+        self._params = context.original_args()
+        self._after_backward = bus.emitter(Event.AFTER_BACKWARD)
+        self._gradients_ready = bus.emitter(Event.GRADIENTS_READY)
+        self._before_optimizer_step = bus.emitter(Event.BEFORE_OPTIMIZER_STEP)
+        self._after_optimizer_step = bus.emitter(Event.AFTER_OPTIMIZER_STEP)
+        self._norm_needed = any(Capability.GRAD_NORM in getattr(c, "needs", ()) for c in bus.callbacks)
+        with ExitStack() as hooks:
+            for optimizer in self._optimizers.values():
+                if isinstance(optimizer, torch.optim.Optimizer):
+                    hooks.callback(optimizer.register_step_pre_hook(self._before_native_step).remove)
+                    hooks.callback(optimizer.register_step_post_hook(self._after_native_step).remove)
+            yield
+            self._drop_window()
+
+    # Batches, and the window they make.
+
+    @property
+    def accumulate_steps(self) -> int:
+        """Batches per update."""
+        return self._accumulate_steps
+
+    @accumulate_steps.setter
+    def accumulate_steps(self, value: int) -> None:
+        if self._filled:
+            raise RunStateError(
+                f"accumulate_steps cannot change inside a window ({self._filled} of {self._window} batches): "
+                f"set it in on_train_epoch_begin."
+            )
+        self._warn_of_batch_norm(value)
+        self._accumulate_steps = value
+
+    def __iter__(self) -> Iterator[Native]:
+        """Go through the batches of an epoch."""
+        if self._accumulate_steps == 1 or not self._automatic:
+            self._is_last, self._left = True, None
+            for batch in self._batches:
+                self.learning_rate.release()
+                yield batch
+            return
+        batches = iter(self._batches)
+        batch = next(batches, _END)
+        self._left = self._batches.length
+        while batch is not _END:
+            following = next(batches, _END)  # one batch ahead, to know the last one
+            self._is_last = following is _END
+            self.learning_rate.release()
+            yield batch
+            batch = following
+            if self._left is not None:
+                self._left -= 1
 
     def __call__(self, batch: Native) -> Native:
         """Train on a batch and return its outputs, detached."""
-        self._optimizer.zero_grad()
-        outputs = self._forward(batch)
+        self.is_update_step = self.step_skipped = False
+        if not self._automatic:
+            return self._run_manually(batch)
+        if self._filled == 0:
+            self._optimizer.zero_grad()
+            self._norm, self._norm_is_due = None, False
+            window = self._accumulate_steps
+            self._window = window if self._left is None else min(window, max(self._left, 1))
+        closes = self._is_last or self._filled + 1 >= self._window
+        if closes or self._no_sync is None:
+            return self._run(batch, closes)
+        with self._no_sync():  # gradients are reduced once, with the window's last batch
+            return self._run(batch, closes)
+
+    def _run(self, batch: Native, closes: bool) -> Native:
+        if self._autocast is None:
+            outputs = self._call_forward(batch)
+        else:
+            with self._autocast():
+                outputs = self._call_forward(batch)
         if outputs is None:
-            self._skip()
+            self._count_skipped_batch()
+            self._params["net_outputs"] = None
+            if self._is_last and self._filled:
+                self._update()
             return None
         loss = checked_loss(outputs, self._source)
+        self._params["net_outputs"] = visible = as_outputs(outputs)
+        if self._window != 1:
+            loss = loss / self._window
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
-        self.global_step += 1
+        self._filled += 1
+        if self._after_backward is not None:
+            self._after_backward(self._context)
+        if closes:
+            self._update()
+        return visible
+
+    def _call_forward(self, batch: Native) -> Native:
+        if self._train_step is None:
+            return self._forward(batch)
+        self._inside_train_step = True
+        try:
+            return self._forward(batch)
+        finally:
+            self._inside_train_step = False
+
+    def _update(self) -> None:
+        optimizer = self._optimizer
+        if self._scaler is not None:
+            self._scaler.unscale_(optimizer)
+        if self._filled != self._window:  # the epoch has ended before the window was full
+            torch._foreach_mul_(self._gradients(optimizer), self._window / self._filled)
+        self._filled = 0
+        self._finish_update(optimizer)
+        if self._scaler is not None:
+            self._scaler.update()
+        schedule = self._schedule
+        if schedule is not None and schedule.interval == "update" and not self.step_skipped:
+            loss = self._context.loss if schedule.monitor == "loss" else None
+            schedule.advance(self.learning_rate, {}, loss)
+
+    def _finish_update(self, optimizer: Native) -> None:
+        """Norm, clip, step, with the events around them; the gradients are whole and unscaled."""
+        self.is_update_step = True
+        self._norm_is_due = True
+        if self._gradients_ready is not None:
+            self._gradients_ready(self._context)
+            self._norm = None  # a callback may have changed the gradients
+        if self._clip_norm is not None:
+            gradients = self._gradients(optimizer)
+            self._norm = total_norm(gradients)
+            coefficient = torch.clamp(self._clip_norm / (self._norm + 1e-6), max=1.0)
+            torch._foreach_mul_(gradients, coefficient)
+        elif self._norm_needed:
+            self._norm = total_norm(self._gradients(optimizer))
+        if self._before_optimizer_step is not None:
+            self._before_optimizer_step(self._context)
+        self._stepped = False
+        if self._scaler is None:
+            optimizer.step()
+        else:
+            self._scaler.step(optimizer)  # skips if unscaling has met an infinity
+            self.step_skipped = not self._stepped
+        if not self.step_skipped:
+            self.global_step += 1
+        if self._after_optimizer_step is not None:
+            self._after_optimizer_step(self._context)
+
+    def epoch_ended(self) -> None:
+        """Step a schedule that goes by epochs."""
+        schedule = self._schedule
+        if schedule is not None and schedule.interval == "epoch":
+            params = self._params
+            metrics = params.get("eval_results") or params.get("metrics") or {}
+            loss = self._context.loss if schedule.monitor == "loss" else None
+            schedule.advance(self.learning_rate, metrics, loss)
+
+    # Manual optimisation.
+
+    def _run_manually(self, batch: Native) -> Native:
+        assert self._train_step is not None
+        self._scaled_in_batch = False
+        with nullcontext() if self._autocast is None else self._autocast():
+            outputs = self._train_step(self._network, batch, self._context)
+        if self._scaler is not None and self._scaled_in_batch:
+            self._scaler.update()
+        schedule = self._schedule
+        if schedule is not None and schedule.interval == "update" and self.is_update_step:
+            schedule.advance(self.learning_rate, {}, None)
         return as_outputs(outputs)
 
-    def _skip(self) -> None:
-        self.skipped_batches += 1
-        if self.skipped_batches == 1:
+    def zero_grad(self, optimizer: Native) -> None:
+        self._named(optimizer).zero_grad()
+
+    def backward(self, loss: Native) -> None:
+        checked_loss(loss, "backward(loss)")
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+        if self._after_backward is not None:
+            self._after_backward(self._context)
+
+    def optimizer_step(self, optimizer: Native) -> None:
+        native = self._named(optimizer)
+        self._norm, self._current = None, native
+        if self._scaler is not None:
+            self._scaler.unscale_(native)
+            self._scaled_in_batch = True
+        self._finish_update(native)
+
+    def _named(self, optimizer: Native) -> Native:
+        if isinstance(optimizer, str) and optimizer in self._optimizers:
+            return self._optimizers[optimizer]
+        if optimizer is None and len(self._optimizers) == 1:
+            return self._optimizer
+        if any(optimizer is own for own in self._optimizers.values()):
+            return optimizer
+        raise ArgumentValueError(
+            f"expected one of this Model's optimizers ({', '.join(map(repr, self._optimizers))}) or its "
+            f"name, but got {optimizer!r:.60}."
+        )
+
+    # What callbacks read.
+
+    @property
+    def loss_scale(self) -> float | None:
+        return None if self._scaler is None else float(self._scaler.get_scale())
+
+    def grad_norm(self) -> float | None:
+        if not self._norm_is_due:
+            return None
+        if self._norm is None:
+            self._norm = total_norm(self._gradients(getattr(self, "_current", self._optimizer)))
+        self._norm = float(self._norm)
+        return self._norm
+
+    def grad_norm_clipped(self) -> float | None:
+        norm = self.grad_norm()
+        if norm is None or self._clip_norm is None or norm <= self._clip_norm:
+            return norm
+        return norm * self._clip_norm / (norm + 1e-6)
+
+    # Guards.
+
+    def _gradients(self, optimizer: Native) -> list[torch.Tensor]:
+        return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+    def _before_native_step(self, *args: Any) -> None:
+        if self._inside_train_step:
+            raise RunStateError(
+                "train_step called optimizer.step(), which the Model does itself after it, so that every "
+                "batch would update twice: return the loss alone, or pass automatic_optimization=False."
+            )
+
+    def _after_native_step(self, *args: Any) -> None:
+        self._stepped = True
+
+    def _drop_window(self) -> None:
+        if self._filled:
+            logger.warning(
+                "The run was stopped inside a window: the gradients of its last %d of %d batches are dropped.",
+                self._filled,
+                self._window,
+            )
+            self._optimizer.zero_grad()
+            self._filled = 0
+
+    def _count_skipped_batch(self) -> None:
+        self._skipped_batches += 1
+        if self._skipped_batches == 1:
             logger.warning(
                 "%s returned None: the batch is skipped, without an update; further ones are only counted.",
                 self._source,
             )
+
+    def _warn_of_batch_norm(self, accumulate_steps: int) -> None:
+        if accumulate_steps == 1 or self._warned_of_batch_norm:
+            return
+        kinds = torch.nn.modules.batchnorm._BatchNorm
+        names = [n or "the network" for n, m in self._network.named_modules() if isinstance(m, kinds)]
+        if names:
+            self._warned_of_batch_norm = True
+            warnings.warn(
+                f"BatchNorm ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}) sees each batch of a "
+                f"window of {accumulate_steps} by itself: accumulation does not make its statistics those "
+                f"of one large batch.",
+                stacklevel=4,
+            )
+
+
+def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """Return the L2 norm over all gradients, on their device; half precision is summed in float32."""
+    if not gradients:
+        return torch.zeros(())
+    if all(g.dtype in (torch.float32, torch.float64) for g in gradients):
+        return torch.nn.utils.get_total_norm(gradients)
+    first = gradients[0].device
+    norms = [torch.linalg.vector_norm(g, dtype=torch.float32).to(first) for g in gradients]
+    return torch.linalg.vector_norm(torch.stack(norms))
+
+
+def check_steps_without_closure(optimizer: Native) -> None:
+    """Refuse optimizers that evaluate the network themselves, such as LBFGS.
+
+    Raises:
+        ArgumentValueError: ``step`` needs a closure.
+    """
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ArgumentValueError(
+            f"{type(optimizer).__name__}.step needs a closure, which the Model does not give it: use "
+            f"automatic_optimization=False and call it in train_step."
+        )
 
 
 def forward_of(
