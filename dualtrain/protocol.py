@@ -42,6 +42,10 @@ class Capability(str, Enum):
     """``run_context.accumulate_steps`` can be set. Absent under manual optimisation, and in
     MindSpore where data is sunk or a native step does its own scaling."""
 
+    EAGER = "eager"
+    """Python runs in every step, so that an attribute of a network or loss function that a callback
+    changes takes effect. Absent in MindSpore's GRAPH mode, which compiles attributes in."""
+
     MANUAL_OPTIMIZATION = "manual_optimization"
     """The run is one in which the user's step drives backward and update itself."""
 
@@ -122,6 +126,19 @@ class Backend(Protocol):
 
     def learning_rate(self, optimizer: Native) -> LearningRate:
         """Return the learning rate of an optimizer, to read and to write."""
+
+    def weights(self, network: Native) -> dict[str, Any]:
+        """Return a copy of a network's weights and buffers: name -> native tensor, on their device."""
+
+    def assign_weights(self, network: Native, weights: dict[str, Any]) -> None:
+        """Put what ``weights`` returned, or numpy arrays, into a network, so that training goes on from it.
+
+        Works after the first step too, where MindSpore's own ``set_data`` and
+        ``load_param_into_net`` freeze PYNATIVE training without a word.
+
+        Raises:
+            ArgumentValueError: A name or a shape differs from the network's.
+        """
 
     def rank(self) -> int:
         """Return this process's rank, 0 where nothing is distributed."""

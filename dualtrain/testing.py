@@ -139,6 +139,12 @@ class _FakeBackend:
     def learning_rate(self, optimizer: Any) -> LearningRate:
         return _FakeLearningRate(float(optimizer))
 
+    def weights(self, network: Any) -> dict[str, Any]:
+        return {}
+
+    def assign_weights(self, network: Any, weights: dict[str, Any]) -> None:
+        """Do nothing: there are none."""
+
     def rank(self) -> int:
         return 0
 

@@ -171,17 +171,6 @@ def foreign_parameters(network: Any, accessor: str) -> ArgumentValueError:
     )
 
 
-def check_contract(accumulate_steps: Any, clip_norm: Any) -> None:
-    """Check the numbers of the training contract."""
-    positive_int("Model", "accumulate_steps", accumulate_steps)
-    if clip_norm is None:
-        return
-    if isinstance(clip_norm, bool) or not isinstance(clip_norm, (int, float)):
-        raise ArgumentTypeError(f"Model(clip_norm=...) takes a number or None, but got {clip_norm!r}.")
-    if not 0 < clip_norm < float("inf"):
-        raise ArgumentValueError(f"Model(clip_norm=...) has to be positive and finite, but got {clip_norm}.")
-
-
 NO_OPTIMIZER = "Model has no optimizer, which train and fit need: pass optimizer=..."
 
 
@@ -194,6 +183,25 @@ def check_loss_and_step(loss_fn: Any, train_step: Any, automatic_optimization: b
     for name, value in (("loss_fn", loss_fn), ("train_step", train_step)):
         if isinstance(value, type) or (value is not None and not callable(value)):
             raise ArgumentTypeError(f"{name} has to be callable, but got {value!r:.60}.")
+
+
+def check_same_weights(own: dict[str, tuple[int, ...]], given: Mapping[str, Any]) -> None:
+    """Check that weights fit a network.
+
+    Args:
+        own: The network's names -> shapes.
+        given: The weights.
+    """
+    if missing := sorted(own.keys() ^ given.keys()):
+        raise ArgumentValueError(
+            f"the weights do not fit the network: only one of the two has {', '.join(missing[:5])}."
+        )
+    for name, shape in own.items():
+        came = tuple(given[name].shape)
+        if came != shape:
+            raise ArgumentValueError(
+                f"the weights do not fit the network: {name} has shape {shape}, but {came} came."
+            )
 
 
 def split_batch(batch: Any) -> tuple[tuple[Any, ...], Any]:

@@ -7,10 +7,22 @@ from typing import TYPE_CHECKING
 from dualtrain._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from dualtrain.callbacks.gradient_accumulation_scheduler import (
+        GradientAccumulationScheduler as GradientAccumulationScheduler,
+    )
+    from dualtrain.callbacks.label_smoothing import LabelSmoothing as LabelSmoothing
+    from dualtrain.callbacks.learning_rate_warmup import LearningRateWarmup as LearningRateWarmup
+    from dualtrain.callbacks.lr_check import LrCheck as LrCheck
     from dualtrain.callbacks.metric_history import MetricHistory as MetricHistory
     from dualtrain.callbacks.step_logger import StepLogger as StepLogger
 
 _EXPORTS = {
+    "GradientAccumulationScheduler": (
+        "dualtrain.callbacks.gradient_accumulation_scheduler:GradientAccumulationScheduler"
+    ),
+    "LabelSmoothing": "dualtrain.callbacks.label_smoothing:LabelSmoothing",
+    "LearningRateWarmup": "dualtrain.callbacks.learning_rate_warmup:LearningRateWarmup",
+    "LrCheck": "dualtrain.callbacks.lr_check:LrCheck",
     "MetricHistory": "dualtrain.callbacks.metric_history:MetricHistory",
     "StepLogger": "dualtrain.callbacks.step_logger:StepLogger",
 }

@@ -7,6 +7,7 @@ from typing import Any
 import mindspore
 import numpy as np
 
+from dualtrain.backends._arguments import check_same_weights
 from dualtrain.backends.mindspore import distributed
 from dualtrain.backends.mindspore.optimizer import MindSporeLearningRate
 from dualtrain.protocol import Capability, Native
@@ -32,7 +33,9 @@ class MindSporeBackend:
         return MindSporeModel
 
     def capabilities(self) -> frozenset[Capability]:
-        return frozenset({Capability.STEP_EVENTS})
+        both = {Capability.STEP_EVENTS, Capability.GRAD_NORM, Capability.ACCUMULATION}
+        eager = set() if graph_mode() else {Capability.GRADIENT_EVENTS, Capability.EAGER}
+        return frozenset(both | eager)
 
     def describe_mode(self) -> str:
         return f"MindSpore {'GRAPH' if graph_mode() else 'PYNATIVE'} mode"
@@ -51,6 +54,15 @@ class MindSporeBackend:
 
     def learning_rate(self, optimizer: Native) -> MindSporeLearningRate:
         return MindSporeLearningRate(optimizer)
+
+    def weights(self, network: Native) -> dict[str, Any]:
+        return {p.name: mindspore.Tensor(p.asnumpy().copy()) for p in network.get_parameters()}
+
+    def assign_weights(self, network: Native, weights: dict[str, Any]) -> None:
+        own = {p.name: p for p in network.get_parameters()}
+        check_same_weights({name: tuple(p.shape) for name, p in own.items()}, weights)
+        for name, parameter in own.items():
+            mindspore.ops.assign(parameter, mindspore.Tensor(weights[name], parameter.dtype))
 
     def rank(self) -> int:
         return distributed.rank()

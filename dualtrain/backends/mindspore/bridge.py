@@ -50,7 +50,7 @@ class DualTrainBridge(train.Callback):  # type: ignore[misc]
 
     def on_train_epoch_begin(self, run_context: Native) -> None:
         if self._leading:
-            self._run.context._begin_epoch()
+            self._run.epoch_begins()
         self._emit(Event.TRAIN_EPOCH_BEGIN, run_context)
 
     def on_train_step_begin(self, run_context: Native) -> None:
@@ -170,6 +170,11 @@ class BridgedRun:
         object.__setattr__(bag, "__class__", CallbackParams)  # its own __setattr__ would add an item
         bag.__dict__ = bag
         self.context._args = bag
+
+    def epoch_begins(self) -> None:
+        """Note that a training epoch begins."""
+        self.context._begin_epoch()
+        self._step.epoch_begins(self.context.original_args()["train_dataset"])
 
     def step_begins(self) -> None:
         """Note that a training step begins."""

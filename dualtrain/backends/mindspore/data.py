@@ -13,6 +13,8 @@ from dualtrain.backends._arguments import check_iterable, empty, label_last
 from dualtrain.errors import ArgumentTypeError
 from dualtrain.protocol import Native
 
+_END = object()
+
 
 class Batches:
     """A Python iterable of numpy batches, with as much of a ``mindspore.dataset`` as Model asks for.
@@ -33,9 +35,15 @@ class Batches:
         self.length = check_iterable(role, dataset, passes=passes)
         self.keys: tuple[str, ...] = ()
         """The keys of mapping batches, in the order of the columns that they are handed on as."""
+        self.look_ahead = False
+        """Whether to take batches one ahead, so that ``is_last`` is known."""
+        self.is_last = False
+        """Whether the batch handed out last is the epoch's last one."""
         self._role = role
         self._dataset = dataset
         self._batches: Iterator[Any] | None = None
+        self._begun: Iterator[Any] | None = None
+        self._ahead: Any = _END
         batches = iter(dataset)
         try:
             first = next(batches)
@@ -45,7 +53,7 @@ class Batches:
             self.keys = label_last(first)
         self._columns(first)  # a batch of the wrong kind is an error before the first step
         if self.length is None or iter(dataset) is dataset:
-            self._batches = chain([first], batches)
+            self._begun = chain([first], batches)
 
     def get_dataset_size(self) -> float:
         """Return the number of batches; infinite where there is no length, so that comparing works."""
@@ -57,9 +65,16 @@ class Batches:
 
     def __next__(self) -> tuple[Any, ...]:
         if self._batches is None:
-            self._batches = iter(self._dataset)
+            self._batches, self._begun = self._begun or iter(self._dataset), None
+            self._ahead = next(self._batches, _END) if self.look_ahead else None
         try:
-            return self._columns(next(self._batches))
+            if not self.look_ahead:
+                return self._columns(next(self._batches))
+            batch, self._ahead = self._ahead, next(self._batches, _END)
+            if batch is _END:
+                raise StopIteration
+            self.is_last = self._ahead is _END
+            return self._columns(batch)
         except StopIteration:
             self._batches = None
             raise

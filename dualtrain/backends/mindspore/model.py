@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,27 +23,30 @@ from dualtrain.backends._arguments import (
     metric_needs_outputs,
     not_this_optimizer,
 )
+from dualtrain.backends._contract import check_contract, warn_of_batch_norm
 from dualtrain.backends.mindspore.backend import BACKEND, graph_mode
 from dualtrain.backends.mindspore.bridge import BridgedRun, is_native
-from dualtrain.backends.mindspore.data import as_dataset
-from dualtrain.backends.mindspore.metrics import make_metrics
-from dualtrain.backends.mindspore.optimizer import make_scalable, table_length, working_set_data
-from dualtrain.backends.mindspore.signals import InterruptWatch
-from dualtrain.backends.mindspore.step import (
+from dualtrain.backends.mindspore.cells import (
     CLAIM,
     EvalCell,
     ForwardCell,
     LossEvalCell,
-    MindSporeStep,
     TrainStepCell,
     has_gradient,
 )
+from dualtrain.backends.mindspore.data import Batches, as_dataset
+from dualtrain.backends.mindspore.metrics import make_metrics
+from dualtrain.backends.mindspore.optimizer import make_scalable, table_length, working_set_data
+from dualtrain.backends.mindspore.signals import InterruptWatch
+from dualtrain.backends.mindspore.step import MindSporeStep, StepCell, batch_norm_names
 from dualtrain.bus import EventBus, as_callbacks
 from dualtrain.context import CallbackParams, RunContext
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
-from dualtrain.protocol import Capability, Native
+from dualtrain.protocol import EVENT_CAPABILITY, Capability, Native
 
 _training = threading.RLock()
+_OURS = frozenset({Capability.GRADIENT_EVENTS, Capability.GRAD_NORM, Capability.ACCUMULATION})
+"""What needs a train step of ours in place of MindSpore's own."""
 
 
 class MindSporeModel(train.Model):  # type: ignore[misc]
@@ -65,10 +69,30 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         boost_level: str = "O0",
         *,
         train_step: Callable[..., Any] | None = None,
+        accumulate_steps: int = 1,
+        clip_norm: float | None = None,
+        lr_scheduler: None = None,
+        amp: str | None = None,
+        automatic_optimization: bool = True,
         **native: Any,
     ) -> None:
         check_loss_and_step(loss_fn, train_step)
+        check_contract(accumulate_steps, clip_norm)
+        if lr_scheduler is not None:
+            raise ArgumentValueError(
+                "lr_scheduler is PyTorch's: a MindSpore optimizer takes its schedule as learning_rate."
+            )
+        if not automatic_optimization:
+            raise ArgumentValueError(
+                "automatic_optimization=False is PyTorch's: in MindSpore pass a network that trains "
+                "itself, such as a TrainOneStepCell of your own, without an optimizer."
+            )
         self._check_optimizer(network, optimizer)
+        self._accumulate_steps = accumulate_steps
+        self._clip_norm = clip_norm
+        self._scaler = None
+        if amp is not None:
+            self._scaler, amp_level = _mixed_precision(amp, amp_level, native)
         self._train_step = train_step
         self._default_metrics = metrics is None and eval_network is None
         metrics = make_metrics(metrics)
@@ -93,6 +117,15 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
             boost_level,
             **native,
         )
+        self._native_network = self._train_network  # type: ignore[has-type]
+        self._step_cell: StepCell | None = None
+        if accumulate_steps > 1 or clip_norm is not None or self._scaler is not None:
+            if optimizer is not None and not self._steps_can_be_ours(sink=False):
+                raise ArgumentValueError(
+                    "accumulate_steps, clip_norm and amp cannot be had together with loss_scale_manager or "
+                    "boost_level, for which MindSpore uses train steps of its own."
+                )
+            warn_of_batch_norm(batch_norm_names(network), accumulate_steps)
 
     def train(
         self,
@@ -144,7 +177,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """Evaluate once and return the metrics. See ``dt.Model.eval``."""
         dataset = self._dataset("valid_dataset", valid_dataset, 1)
-        with self._run(callbacks, MindSporeStep(None), 0, dataset_sink_mode) as bridged:
+        with self._run(callbacks, 0, dataset_sink_mode) as (bridged, _):
             return dict(super().eval(dataset, bridged, dataset_sink_mode))
 
     def predict(self, *inputs: Any, **native: Any) -> Any:
@@ -160,54 +193,88 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         dataset = self._dataset("train_dataset", train_dataset, passes)
         if self._optimizer is None and not _trains_itself(self._network):
             raise ArgumentValueError(NO_OPTIMIZER)
-        step = MindSporeStep(self._optimizer)
-        self._warn_of_short_table(passes * dataset.get_dataset_size())
+        self._warn_of_short_table(passes, dataset.get_dataset_size())
         set_data = nullcontext() if self._optimizer is None else working_set_data(self._optimizer)
         check = self._gradient_check() if self._train_step is not None else None
-        with set_data, self._run(callbacks, step, initial_epoch, sink, first_step=check) as bridged:
+        with set_data, self._run(callbacks, initial_epoch, sink, dataset, check) as (bridged, step):
             try:
                 yield dataset, bridged
             except Exception as error:
                 if self._train_step is not None and step.global_step == 0:
                     raise _compilation_error(error) from error
                 raise
+            if self._train_network is self._step_cell:
+                self._step_cell.drop_window()
 
     @contextmanager
     def _run(
         self,
         callbacks: Any,
-        step: MindSporeStep,
         initial_epoch: int,
         sink: bool,
+        dataset: Any = None,
         first_step: Callable[[Any], None] | None = None,
-    ) -> Iterator[list[Any]]:
+    ) -> Iterator[tuple[list[Any], MindSporeStep]]:
+        """Run our part of a train, fit or eval call; without a dataset it is an evaluation."""
         given = as_callbacks(callbacks)
         bases = callback_bases()
         bus = EventBus([c for c in given if not is_native(c)], native_bases=bases)
         capabilities = BACKEND.capabilities()
         if sink and graph_mode() and mindspore.get_context("device_target") != "CPU":
             capabilities -= {Capability.STEP_EVENTS}
-        context = RunContext(
-            CallbackParams(),
-            backend=BACKEND,
-            step=step,
-            initial_epoch=initial_epoch,
-            capabilities=capabilities,
-        )
+        if not self._steps_can_be_ours(sink):
+            capabilities -= _OURS
         bus.check_needs(capabilities, BACKEND.describe_mode())
         if not _training.acquire(blocking=False):
             raise RunStateError(
                 "another thread of this process is running a MindSpore Model; MindSpore crashes or hangs "
                 "when two threads train: use processes instead."
             )
-        interrupts = InterruptWatch()
-        any_rank = BACKEND.any_rank if BACKEND.world_size() > 1 else None
-        run = BridgedRun(context, step, interrupts, self._eval_loss, any_rank, first_step)
         try:
+            cell = None if dataset is None else self._choose_step_cell(bus, dataset)
+            step = MindSporeStep(None if dataset is None else self._optimizer, cell)
+            context = RunContext(
+                CallbackParams(),
+                backend=BACKEND,
+                step=step,
+                initial_epoch=initial_epoch,
+                capabilities=capabilities,
+            )
+            if cell is not None:
+                cell.listen(bus, context)
+            interrupts = InterruptWatch()
+            any_rank = BACKEND.any_rank if BACKEND.world_size() > 1 else None
+            run = BridgedRun(context, step, interrupts, self._eval_loss, any_rank, first_step)
             with interrupts.watching(), bus.lifecycle(context):
-                yield run.callbacks(given, bases)
+                yield run.callbacks(given, bases), step
         finally:
             _training.release()
+
+    def _steps_can_be_ours(self, sink: bool) -> bool:
+        """Whether a StepCell can stand in for MindSpore's own train step."""
+        native = self._native_network
+        return type(native) is nn.TrainOneStepCell and not native.sense_flag and not sink
+
+    def _choose_step_cell(self, bus: EventBus, dataset: Any) -> StepCell | None:
+        """Give Model our train step for this run if something in it needs it, else MindSpore's own."""
+        needed = {need for callback in bus.callbacks for need in getattr(callback, "needs", ())}
+        events = any(
+            bus.emitter(event) is not None
+            for event, capability in EVENT_CAPABILITY.items()
+            if capability is Capability.GRADIENT_EVENTS
+        )
+        asked = self._accumulate_steps > 1 or self._clip_norm is not None or self._scaler is not None
+        self._train_network = self._native_network
+        if not (asked or events or needed & _OURS) or self._optimizer is None:
+            return None
+        if self._step_cell is None:
+            self._step_cell = StepCell(self._native_network, self._clip_norm, self._scaler)
+            self._step_cell._jit_config_dict = self._native_network._jit_config_dict
+        self._step_cell.reset(self._accumulate_steps)
+        if isinstance(dataset, Batches):
+            dataset.look_ahead = self._accumulate_steps > 1 or Capability.ACCUMULATION in needed
+        self._train_network = self._step_cell
+        return self._step_cell
 
     def _dataset(self, role: str, dataset: Any, passes: int) -> Any:
         dataset = as_dataset(role, dataset, passes=passes)
@@ -265,16 +332,18 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
 
         return check
 
-    def _warn_of_short_table(self, steps: float) -> None:
+    def _warn_of_short_table(self, epochs: int, batches: float) -> None:
         length = table_length(self._optimizer) if isinstance(self._optimizer, nn.Optimizer) else None
-        if length is not None and steps != float("inf"):
-            left = length - int(self._optimizer.global_step.asnumpy().item())
-            if left < steps:
-                warnings.warn(
-                    f"the optimizer's list of learning rates is good for {left} more steps and this run "
-                    f"has {steps:.0f}: MindSpore fails after the last rate.",
-                    stacklevel=5,
-                )
+        if length is None or batches == float("inf"):
+            return
+        left = length - int(self._optimizer.global_step.asnumpy().item())
+        updates = epochs * math.ceil(batches / self._accumulate_steps)
+        if left < updates:
+            warnings.warn(
+                f"the optimizer's list of learning rates is good for {left} more updates and this run "
+                f"has {updates}: MindSpore fails after the last rate.",
+                stacklevel=5,
+            )
 
     @staticmethod
     def _check_optimizer(network: nn.Cell, optimizer: Native) -> None:
@@ -292,6 +361,23 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
             f"Model({type(self._network).__name__}, backend='mindspore', "
             f"optimizer={type(self._optimizer).__name__})"
         )
+
+
+def _mixed_precision(amp: str, amp_level: str, native: dict[str, Any]) -> tuple[Any, str]:
+    """Return the loss scaler and the amp_level for ``amp``."""
+    if amp not in ("fp16", "bf16"):
+        raise ArgumentValueError(f"amp is None, 'fp16' or 'bf16', but got {amp!r}.")
+    if amp == "bf16":
+        raise ArgumentValueError(
+            "amp='bf16' is PyTorch's: MindSpore's Model has no bfloat16 level; use amp='fp16' or amp_level."
+        )
+    if amp_level != "O0" or "loss_scale_manager" in native:
+        raise ArgumentValueError(
+            "amp and MindSpore's own amp_level or loss_scale_manager ask for the same thing: pass one."
+        )
+    native["loss_scale_manager"] = None  # O2 would bring one that MindSpore's CPU does not have
+    # From the largest power of two that float16 holds; window and factor are those of torch's GradScaler.
+    return mindspore.amp.DynamicLossScaler(2.0**15, 2, 2000), "O2"
 
 
 def _trains_itself(network: nn.Cell) -> bool:

@@ -1,97 +1,132 @@
-"""What happens to one batch on MindSpore: the Cells around ``train_step``, and the step's counters."""
+"""What happens to one batch on MindSpore: which Cell runs, and the state of it that callbacks read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import mindspore
-import numpy as np
 from mindspore import Tensor, nn, ops
 
+from dualtrain.backends._contract import (
+    inside_window,
+    norm_after_clipping,
+    warn_of_batch_norm,
+    warn_of_dropped_window,
+)
+from dualtrain.backends.mindspore.cells import AccumulateCell, Kept, UpdateCell
 from dualtrain.backends.mindspore.optimizer import MindSporeLearningRate
+from dualtrain.bus import Emitter, EventBus
+from dualtrain.context import RunContext
+from dualtrain.errors import RunStateError
+from dualtrain.events import Event
 from dualtrain.protocol import Native
 
-# MindSpore's GRAPH mode compiles the Cells below from their source: `construct` keeps to what
-# its compiler knows, and the messages are constants, which it can raise while compiling.
-CLAIM = "train_step has to give "
 
+class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
+    """The train step that Model is given where more is asked of it than MindSpore's own one does.
 
-class TrainStepCell(nn.Cell):  # type: ignore[misc]
-    """``train_step(network, batch)`` as a Cell.
+    Each call runs one of a few Cells: one that adds a batch's gradients to the window's totals,
+    or one that updates with them. They are made, and in GRAPH mode compiled, when first needed.
 
     Args:
-        network: The network.
-        train_step: Returns a scalar loss, or a mapping with it under ``"loss"``.
+        native: MindSpore's own train step, with its loss, optimizer and mixed precision.
+        clip_norm: The largest norm that the gradients of an update may have; None: any.
+        scaler: A ``mindspore.amp.DynamicLossScaler``; None: the loss is not scaled.
     """
 
-    def __init__(self, network: nn.Cell, train_step: Callable[..., Any]) -> None:
-        super().__init__(auto_prefix=False)
-        self.network = network
-        self.train_step = train_step
-        self.keys: tuple[str, ...] = ()
-        """The keys of mapping batches, whose columns come in in this order; set before the first call."""
+    def __init__(self, native: nn.TrainOneStepCell, clip_norm: float | None, scaler: Native) -> None:
+        super().__init__(native.network, native.optimizer)
+        self.clip_norm = clip_norm
+        self.scaler = scaler
+        self.kept = Kept()
+        self._parts: dict[str, Any] = {}
+        self.reset(1)
 
-    def run(self, batch):  # type: ignore[no-untyped-def]
-        if len(self.keys) == 0:
-            return self.train_step(self.network, batch)
-        named = {}
-        for i in range(len(self.keys)):
-            named[self.keys[i]] = batch[i]
-        return self.train_step(self.network, named)
+    def reset(self, accumulate_steps: int) -> None:
+        """Begin a run: nothing is accumulated."""
+        self.accumulate_steps = accumulate_steps
+        self.updated = False
+        self.filled = self.window = 0
+        self._left: float = float("inf")
+        self._emitters: dict[Event, Emitter] = {}
+        if "totals" in self._parts:
+            for total in self._parts["totals"]:
+                ops.assign(total, ops.zeros_like(total))
+
+    def listen(self, bus: EventBus, context: RunContext) -> None:
+        """Emit the events inside a step to a bus, in PYNATIVE mode."""
+        self._context = context
+        inside = (
+            Event.AFTER_BACKWARD,
+            Event.GRADIENTS_READY,
+            Event.BEFORE_OPTIMIZER_STEP,
+            Event.AFTER_OPTIMIZER_STEP,
+        )
+        self._emitters = {e: emitter for e in inside if (emitter := bus.emitter(e)) is not None}
+
+    def begin_epoch(self, dataset: Any) -> None:
+        """Begin an epoch; an infinite number of batches is an unknown one."""
+        self._left = dataset.get_dataset_size()
+        self._dataset = dataset
+
+    def __call__(self, *inputs: Native) -> Native:
+        """Train on a batch and return its loss."""
+        if self.filled == 0:
+            self.window = int(max(min(self.accumulate_steps, self._left), 1))
+        self._left -= 1
+        self.filled += 1
+        is_last = self._left <= 0 or getattr(self._dataset, "is_last", False)
+        self.updated = is_last or self.filled >= self.window
+        share = _scalar(1 / self.window)
+        if not self.updated:
+            loss = self._part("accumulate")(share, *inputs)
+            self._emit(Event.AFTER_BACKWARD, loss)
+            return loss
+        rescale = _scalar(self.window / self.filled)
+        part = self._part("update" if self.filled == 1 else "update with totals")
+        self.filled = 0
+        if not self._emitters:
+            return part(share, rescale, *inputs)
+        loss = part.network(*inputs)
+        gradients = part.whole_gradients(loss, share, rescale, inputs)
+        self._emit(Event.AFTER_BACKWARD, loss)
+        self._emit(Event.GRADIENTS_READY, loss)
+        gradients = part.clipped(gradients)
+        self._emit(Event.BEFORE_OPTIMIZER_STEP, loss)
+        part.apply(loss, gradients)
+        self._emit(Event.AFTER_OPTIMIZER_STEP, loss)
+        return loss
+
+    def drop_window(self) -> None:
+        """Drop what a stop has left in a window, and say so."""
+        if self.filled:
+            warn_of_dropped_window(self.filled, self.window)
+
+    def _part(self, name: str) -> Any:
+        if name not in self._parts:
+            if name == "update":
+                totals = None
+            else:
+                if "totals" not in self._parts:
+                    self._parts["totals"] = self.weights.clone("accumulated", init="zeros")
+                totals = self._parts["totals"]
+            if name == "accumulate":
+                cell: nn.Cell = AccumulateCell(self, self.scaler, totals)
+            else:
+                cell = UpdateCell(self, self.scaler, totals, self.clip_norm, self.kept)
+            cell._jit_config_dict = self._jit_config_dict
+            self._parts[name] = cell.set_train()
+        return self._parts[name]
+
+    def _emit(self, event: Event, loss: Native) -> None:
+        emitter = self._emitters.get(event)
+        if emitter is not None:
+            self._context.original_args()["net_outputs"] = loss
+            emitter(self._context)
 
 
-class ForwardCell(TrainStepCell):
-    """``train_step`` in training: gives the loss, checked."""
-
-    def construct(self, *batch):  # type: ignore[no-untyped-def]
-        out = self.run(batch)  # type: ignore[no-untyped-call]
-        if isinstance(out, dict):
-            if "loss" not in out:
-                raise ValueError("train_step has to give a mapping with 'loss', but that key is missing")
-            out = out["loss"]
-        if not isinstance(out, Tensor):
-            raise TypeError(
-                "train_step has to give a scalar loss tensor, but gave something else "
-                "(was .item(), .asnumpy() or float() called on it, or nothing returned?)"
-            )
-        if out.ndim != 0:
-            raise ValueError("train_step has to give a scalar loss, but gave a larger tensor: reduce it")
-        return out
-
-
-class EvalCell(TrainStepCell):
-    """``train_step`` in an evaluation: ``(loss, outputs, label)`` where known, else ``(loss,)``."""
-
-    def construct(self, *batch):  # type: ignore[no-untyped-def]
-        out = self.run(batch)  # type: ignore[no-untyped-call]
-        if isinstance(out, dict):
-            if "outputs" in out and "label" in out:
-                return out["loss"], out["outputs"], out["label"]
-            return (out["loss"],)
-        return (out,)
-
-
-class LossEvalCell(nn.Cell):  # type: ignore[misc]
-    """A network that gives the loss itself, in an evaluation: ``(loss,)``."""
-
-    def __init__(self, network: nn.Cell) -> None:
-        super().__init__(auto_prefix=False)
-        self.network = network
-
-    def construct(self, *batch):  # type: ignore[no-untyped-def]
-        return (self.network(*batch),)
-
-
-def has_gradient(cell: nn.Cell, weights: Native, batch: tuple[Native, ...]) -> bool:
-    """Tell whether a Cell's scalar output depends on any of the weights.
-
-    A gradient that is zero by chance and one that was cut look the same; started from NaN
-    instead of one, only the first comes out as NaN.
-    """
-    gradient = ops.GradOperation(get_by_list=True, sens_param=True)(cell, weights)
-    gradients = gradient(*batch, Tensor(float("nan"), mindspore.float32))
-    return any(bool(np.isnan(g.asnumpy()).any()) for g in gradients)
+def _scalar(value: float) -> Tensor:
+    return Tensor(value, mindspore.float32)
 
 
 class MindSporeStep:
@@ -99,11 +134,14 @@ class MindSporeStep:
 
     Args:
         optimizer: A ``mindspore.nn.Optimizer``, or None.
+        cell: The train step, where it is ours; None: it is MindSpore's own.
     """
 
-    def __init__(self, optimizer: Native) -> None:
+    def __init__(self, optimizer: Native, cell: StepCell | None = None) -> None:
         self._counter = getattr(optimizer, "global_step", None)
         self._start = self._count()
+        self._cell = cell
+        self._ended = False
         self.learning_rate = None if self._counter is None else MindSporeLearningRate(optimizer)
 
     @property
@@ -111,15 +149,77 @@ class MindSporeStep:
         """Optimizer updates of this run, read from the optimizer: one host read."""
         return self._count() - self._start
 
+    def epoch_begins(self, dataset: Any) -> None:
+        """Note that an epoch begins, over a dataset."""
+        if self._cell is not None:
+            self._cell.begin_epoch(dataset)
+
     def begins(self) -> None:
         """Note that a step begins: the optimizer's counter points to its rate."""
+        self._ended = False
         if self.learning_rate is not None:
             self.learning_rate.steps_ahead = 0
 
     def ends(self) -> None:
-        """Note that a step has ended: the optimizer's counter points to the next one's rate."""
-        if self.learning_rate is not None:
-            self.learning_rate.steps_ahead = 1
+        """Note that a step has ended: the optimizer's counter may point to the next one's rate."""
+        self._ended = True
+        if self.learning_rate is not None and self.is_update_step:
+            self.learning_rate.steps_ahead = 0 if self.step_skipped else 1
+
+    @property
+    def is_update_step(self) -> bool:
+        return self._ended and (self._cell is None or self._cell.updated)
+
+    @property
+    def step_skipped(self) -> bool:
+        if self._cell is None or self._cell.scaler is None or not self._cell.updated:
+            return False
+        return not bool(self._cell.kept.finite.asnumpy())
+
+    @property
+    def loss_scale(self) -> float | None:
+        if self._cell is None or self._cell.scaler is None:
+            return None
+        return float(self._cell.scaler.scale_value.asnumpy())
+
+    @property
+    def accumulate_steps(self) -> int:
+        return 1 if self._cell is None else self._cell.accumulate_steps
+
+    @accumulate_steps.setter
+    def accumulate_steps(self, value: int) -> None:
+        if self._cell is None:
+            raise RunStateError(
+                "accumulate_steps can be set on MindSpore only if the callback that sets it has "
+                "Capability.ACCUMULATION in its needs, since the step is made for it at train begin."
+            )
+        if self._cell.filled:
+            raise inside_window(self._cell.filled, self._cell.window)
+        warn_of_batch_norm(batch_norm_names(self._cell.network), value)
+        self._cell.accumulate_steps = value
+
+    def grad_norm(self) -> float | None:
+        if self._cell is None:
+            raise RunStateError(
+                "grad_norm is not computed in this run: MindSpore computes it inside the step, where a "
+                "callback has Capability.GRAD_NORM in its needs or Model has clip_norm."
+            )
+        return float(self._cell.kept.norm.asnumpy()) if self._cell.updated else None
+
+    def grad_norm_clipped(self) -> float | None:
+        norm = self.grad_norm()
+        return norm_after_clipping(norm, None if self._cell is None else self._cell.clip_norm)
+
+    def zero_grad(self, optimizer: Native) -> None:
+        raise AssertionError("MindSpore has no manual optimisation")
+
+    backward = optimizer_step = zero_grad
 
     def _count(self) -> int:
         return 0 if self._counter is None else int(self._counter.asnumpy().item())
+
+
+def batch_norm_names(network: nn.Cell) -> list[str]:
+    """Return the names of a network's BatchNorm layers."""
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    return [name for name, cell in network.cells_and_names() if isinstance(cell, kinds)]

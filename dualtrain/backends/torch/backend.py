@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dualtrain.backends._arguments import check_same_weights
 from dualtrain.backends.torch import distributed
 from dualtrain.backends.torch.optimizer import TorchLearningRate
 from dualtrain.protocol import Capability, Native
@@ -37,6 +38,7 @@ class TorchBackend:
                 Capability.GRADIENT_EVENTS,
                 Capability.GRAD_NORM,
                 Capability.ACCUMULATION,
+                Capability.EAGER,
             }
         )
 
@@ -60,6 +62,16 @@ class TorchBackend:
 
     def learning_rate(self, optimizer: Native) -> TorchLearningRate:
         return TorchLearningRate(optimizer)
+
+    def weights(self, network: Native) -> dict[str, Any]:
+        return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+
+    def assign_weights(self, network: Native, weights: dict[str, Any]) -> None:
+        own = network.state_dict()
+        check_same_weights({name: tuple(t.shape) for name, t in own.items()}, weights)
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(torch.as_tensor(weights[name]))
 
     def rank(self) -> int:
         return distributed.rank()

@@ -11,7 +11,6 @@ import torch
 from dualtrain.backends import callback_bases, find_backend
 from dualtrain.backends._arguments import (
     NO_OPTIMIZER,
-    check_contract,
     check_epochs,
     check_loss_and_step,
     check_valid_frequency,
@@ -19,6 +18,7 @@ from dualtrain.backends._arguments import (
     metric_needs_outputs,
     not_this_optimizer,
 )
+from dualtrain.backends._contract import check_contract
 from dualtrain.backends.torch.backend import BACKEND
 from dualtrain.backends.torch.data import Batches, to_device
 from dualtrain.backends.torch.metrics import LossMetric, make_metrics
@@ -88,7 +88,9 @@ class TorchModel:
         self._train_step = train_step
         self._accumulate_steps = accumulate_steps
         self._clip_norm = clip_norm
-        self._schedule = None if lr_scheduler is None else Schedule(lr_scheduler, [*self._optimizers.values()])
+        self._schedule = (
+            None if lr_scheduler is None else Schedule(lr_scheduler, [*self._optimizers.values()])
+        )
         self._metrics = make_metrics(metrics)
         if device is None:
             self._device = _device_of(network)
@@ -277,7 +279,7 @@ class TorchModel:
 
         if self._loss_fn is None and not self._automatic:
             raise ArgumentValueError(
-                "under automatic_optimization=False train_step cannot be evaluated: pass loss_fn=... for it."
+                "under automatic_optimization=False train_step cannot be evaluated: pass loss_fn=..."
             )
         step = EvalStep(self._network, self._loss_fn, self._train_step)
         with _evaluation_mode(self._network), self._precision.autocast():
@@ -289,8 +291,8 @@ class TorchModel:
         if isinstance(optimizer, Mapping):
             if self._automatic:
                 raise ArgumentTypeError(
-                    "several optimizers need automatic_optimization=False, with a train_step that says when "
-                    "each of them steps."
+                    "several optimizers need automatic_optimization=False, with a train_step that says "
+                    "when each of them steps."
                 )
             optimizers = dict(optimizer)
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -12,6 +11,13 @@ from typing import Any
 import torch
 
 from dualtrain.backends._arguments import split_batch
+from dualtrain.backends._contract import (
+    EPSILON,
+    inside_window,
+    norm_after_clipping,
+    warn_of_batch_norm,
+    warn_of_dropped_window,
+)
 from dualtrain.backends.torch.data import Batches
 from dualtrain.backends.torch.optimizer import Schedule, TorchLearningRate
 from dualtrain.bus import EventBus
@@ -127,7 +133,6 @@ class TrainStep:
         self.is_update_step = False
         self.step_skipped = False
         self._accumulate_steps = accumulate_steps
-        self._warned_of_batch_norm = False
         self._warn_of_batch_norm(accumulate_steps)
         self._window = self._filled = 0
         self._is_last = False
@@ -168,10 +173,7 @@ class TrainStep:
     @accumulate_steps.setter
     def accumulate_steps(self, value: int) -> None:
         if self._filled:
-            raise RunStateError(
-                f"accumulate_steps cannot change inside a window ({self._filled} of {self._window} batches): "
-                f"set it in on_train_epoch_begin."
-            )
+            raise inside_window(self._filled, self._window)
         self._warn_of_batch_norm(value)
         self._accumulate_steps = value
 
@@ -271,7 +273,7 @@ class TrainStep:
         if self._clip_norm is not None:
             gradients = self._gradients(optimizer)
             self._norm = total_norm(gradients)
-            coefficient = torch.clamp(self._clip_norm / (self._norm + 1e-6), max=1.0)
+            coefficient = torch.clamp(self._clip_norm / (self._norm + EPSILON), max=1.0)
             torch._foreach_mul_(gradients, coefficient)
         elif self._norm_needed:
             self._norm = total_norm(self._gradients(optimizer))
@@ -355,10 +357,7 @@ class TrainStep:
         return self._norm
 
     def grad_norm_clipped(self) -> float | None:
-        norm = self.grad_norm()
-        if norm is None or self._clip_norm is None or norm <= self._clip_norm:
-            return norm
-        return norm * self._clip_norm / (norm + 1e-6)
+        return norm_after_clipping(self.grad_norm(), self._clip_norm)
 
     # Guards.
 
@@ -377,11 +376,7 @@ class TrainStep:
 
     def _drop_window(self) -> None:
         if self._filled:
-            logger.warning(
-                "The run was stopped inside a window: the gradients of its last %d of %d batches are dropped.",
-                self._filled,
-                self._window,
-            )
+            warn_of_dropped_window(self._filled, self._window)
             self._optimizer.zero_grad()
             self._filled = 0
 
@@ -394,18 +389,9 @@ class TrainStep:
             )
 
     def _warn_of_batch_norm(self, accumulate_steps: int) -> None:
-        if accumulate_steps == 1 or self._warned_of_batch_norm:
-            return
         kinds = torch.nn.modules.batchnorm._BatchNorm
-        names = [n or "the network" for n, m in self._network.named_modules() if isinstance(m, kinds)]
-        if names:
-            self._warned_of_batch_norm = True
-            warnings.warn(
-                f"BatchNorm ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}) sees each batch of a "
-                f"window of {accumulate_steps} by itself: accumulation does not make its statistics those "
-                f"of one large batch.",
-                stacklevel=4,
-            )
+        names = [name for name, module in self._network.named_modules() if isinstance(module, kinds)]
+        warn_of_batch_norm(names, accumulate_steps)
 
 
 def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
@@ -413,7 +399,8 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     if not gradients:
         return torch.zeros(())
     if all(g.dtype in (torch.float32, torch.float64) for g in gradients):
-        return torch.nn.utils.get_total_norm(gradients)
+        norm: torch.Tensor = torch.nn.utils.get_total_norm(gradients)
+        return norm
     first = gradients[0].device
     norms = [torch.linalg.vector_norm(g, dtype=torch.float32).to(first) for g in gradients]
     return torch.linalg.vector_norm(torch.stack(norms))

@@ -1,0 +1,239 @@
+"""The Cells of a step: in GRAPH mode MindSpore compiles their `construct` from this source.
+
+So `construct` keeps to what the compiler knows, and what it raises are constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindspore import Parameter, Tensor, amp, nn, ops
+
+from dualtrain.backends._contract import EPSILON
+from dualtrain.protocol import Native
+
+CLAIM = "train_step has to give "
+"""How the sentences begin that `ForwardCell` raises."""
+
+_add = ops.MultitypeFuncGraph("add")
+_add_into = ops.MultitypeFuncGraph("add_into")
+_multiply = ops.MultitypeFuncGraph("multiply")
+_square_sum = ops.MultitypeFuncGraph("square_sum")
+_clear = ops.MultitypeFuncGraph("clear")
+
+
+@_add.register("Tensor", "Tensor")
+def _add_tensors(total, gradient):  # type: ignore[no-untyped-def]
+    return total + gradient
+
+
+@_add_into.register("Tensor", "Tensor")
+def _add_into_tensor(total, gradient):  # type: ignore[no-untyped-def]
+    return ops.assign_add(total, gradient)
+
+
+@_multiply.register("Tensor", "Tensor")
+def _multiply_tensor(factor, gradient):  # type: ignore[no-untyped-def]
+    return gradient * factor.astype(gradient.dtype)
+
+
+@_square_sum.register("Tensor")
+def _square_sum_of_tensor(gradient):  # type: ignore[no-untyped-def]
+    return ops.reduce_sum(ops.square(gradient.astype(mindspore.float32)))
+
+
+@_clear.register("Tensor")
+def _clear_tensor(total):  # type: ignore[no-untyped-def]
+    return ops.assign(total, ops.zeros_like(total))
+
+
+class GradientCell(nn.Cell):  # type: ignore[misc]
+    """Forward and gradients of a batch, started from a share of the window.
+
+    Args:
+        native: MindSpore's own train step for this network, whose parts are used.
+        scaler: A ``mindspore.amp.DynamicLossScaler``; None: the loss is not scaled.
+    """
+
+    def __init__(self, native: nn.TrainOneStepCell, scaler: Native) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = native.network
+        self.weights = native.weights
+        self.scaler = scaler
+        self.gradient = ops.GradOperation(get_by_list=True, sens_param=True)
+        self.map = ops.HyperMap()
+
+    def gradients(self, loss, share, inputs):  # type: ignore[no-untyped-def]
+        sens = share
+        if self.scaler is not None:
+            sens = share * self.scaler.scale_value
+        sens = ops.ones_like(loss) * sens.astype(loss.dtype)
+        return self.gradient(self.network, self.weights)(*inputs, sens)
+
+
+class AccumulateCell(GradientCell):
+    """A batch inside a window: its gradients are added to the totals."""
+
+    def __init__(self, native: nn.TrainOneStepCell, scaler: Native, totals: Native) -> None:
+        super().__init__(native, scaler)
+        self.totals = totals
+
+    def construct(self, share, *inputs):  # type: ignore[no-untyped-def]
+        loss = self.network(*inputs)
+        gradients = self.gradients(loss, share, inputs)  # type: ignore[no-untyped-call]
+        return ops.depend(loss, self.map(_add_into, self.totals, gradients))
+
+
+class UpdateCell(GradientCell):
+    """The batch that ends a window: reduce, unscale, norm, clip, and update unless it overflowed.
+
+    ``construct`` is the whole of it. Where callbacks listen to the events in between, which only
+    PYNATIVE mode can have, its parts are called one by one.
+
+    Args:
+        native, scaler: As for ``GradientCell``.
+        totals: The gradients of the window's earlier batches; None: the window is this batch.
+        clip_norm: The largest norm; None: any.
+        kept: Parameters that keep what callbacks may read.
+    """
+
+    def __init__(
+        self,
+        native: nn.TrainOneStepCell,
+        scaler: Native,
+        totals: Native,
+        clip_norm: float | None,
+        kept: Kept,
+    ) -> None:
+        super().__init__(native, scaler)
+        self.optimizer = native.optimizer
+        self.reducer = native.grad_reducer
+        self.totals = totals
+        self.clip_norm = clip_norm
+        self.epsilon = EPSILON
+        self.norm = kept.norm
+        self.finite = kept.finite
+        self.partial = ops.Partial()
+
+    def construct(self, share, rescale, *inputs):  # type: ignore[no-untyped-def]
+        loss = self.network(*inputs)
+        gradients = self.whole_gradients(loss, share, rescale, inputs)  # type: ignore[no-untyped-call]
+        gradients = self.clipped(gradients)  # type: ignore[no-untyped-call]
+        return self.apply(loss, gradients)  # type: ignore[no-untyped-call]
+
+    def whole_gradients(self, loss, share, rescale, inputs):  # type: ignore[no-untyped-def]
+        gradients = self.gradients(loss, share, inputs)  # type: ignore[no-untyped-call]
+        if self.totals is not None:
+            gradients = self.map(_add, self.totals, gradients)
+        if self.scaler is not None:
+            rescale = rescale / self.scaler.scale_value
+        return self.reducer(self.map(self.partial(_multiply, rescale), gradients))
+
+    def clipped(self, gradients):  # type: ignore[no-untyped-def]
+        norm = ops.sqrt(ops.addn(self.map(_square_sum, gradients)))
+        ops.assign(self.norm, norm)
+        if self.scaler is not None:
+            ops.assign(self.finite, amp.all_finite(gradients))
+        if self.clip_norm is None:
+            return gradients
+        factor = ops.minimum(self.clip_norm / (norm + self.epsilon), Tensor(1.0, mindspore.float32))
+        return self.map(self.partial(_multiply, factor), gradients)
+
+    def apply(self, loss, gradients):  # type: ignore[no-untyped-def]
+        if self.scaler is None:
+            loss = ops.depend(loss, self.optimizer(gradients))
+        else:
+            loss = ops.depend(loss, self.scaler.adjust(self.finite))
+            if self.finite:
+                loss = ops.depend(loss, self.optimizer(gradients))
+        if self.totals is not None:
+            loss = ops.depend(loss, self.map(_clear, self.totals))
+        return loss
+
+
+class Kept:
+    """Parameters in which a step leaves what callbacks may read after it."""
+
+    def __init__(self) -> None:
+        self.norm = Parameter(Tensor(0.0, mindspore.float32), name="grad_norm", requires_grad=False)
+        self.finite = Parameter(Tensor(True), name="gradients_finite", requires_grad=False)
+
+
+class TrainStepCell(nn.Cell):  # type: ignore[misc]
+    """``train_step(network, batch)`` as a Cell.
+
+    Args:
+        network: The network.
+        train_step: Returns a scalar loss, or a mapping with it under ``"loss"``.
+    """
+
+    def __init__(self, network: nn.Cell, train_step: Callable[..., Any]) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.train_step = train_step
+        self.keys: tuple[str, ...] = ()
+        """The keys of mapping batches, whose columns come in in this order; set before the first call."""
+
+    def run(self, batch):  # type: ignore[no-untyped-def]
+        if len(self.keys) == 0:
+            return self.train_step(self.network, batch)
+        named = {}
+        for i in range(len(self.keys)):
+            named[self.keys[i]] = batch[i]
+        return self.train_step(self.network, named)
+
+
+class ForwardCell(TrainStepCell):
+    """``train_step`` in training: gives the loss, checked."""
+
+    def construct(self, *batch):  # type: ignore[no-untyped-def]
+        out = self.run(batch)  # type: ignore[no-untyped-call]
+        if isinstance(out, dict):
+            if "loss" not in out:
+                raise ValueError("train_step has to give a mapping with 'loss', but that key is missing")
+            out = out["loss"]
+        if not isinstance(out, Tensor):
+            raise TypeError(
+                "train_step has to give a scalar loss tensor, but gave something else "
+                "(was .item(), .asnumpy() or float() called on it, or nothing returned?)"
+            )
+        if out.ndim != 0:
+            raise ValueError("train_step has to give a scalar loss, but gave a larger tensor: reduce it")
+        return out
+
+
+class EvalCell(TrainStepCell):
+    """``train_step`` in an evaluation: ``(loss, outputs, label)`` where known, else ``(loss,)``."""
+
+    def construct(self, *batch):  # type: ignore[no-untyped-def]
+        out = self.run(batch)  # type: ignore[no-untyped-call]
+        if isinstance(out, dict):
+            if "outputs" in out and "label" in out:
+                return out["loss"], out["outputs"], out["label"]
+            return (out["loss"],)
+        return (out,)
+
+
+class LossEvalCell(nn.Cell):  # type: ignore[misc]
+    """A network that gives the loss itself, in an evaluation: ``(loss,)``."""
+
+    def __init__(self, network: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, *batch):  # type: ignore[no-untyped-def]
+        return (self.network(*batch),)
+
+
+def has_gradient(cell: nn.Cell, weights: Native, batch: tuple[Native, ...]) -> bool:
+    """Tell whether a Cell's scalar output depends on any of the weights.
+
+    A gradient that is zero by chance and one that was cut look the same; started from NaN
+    instead of one, only the first comes out as NaN.
+    """
+    gradient = ops.GradOperation(get_by_list=True, sens_param=True)(cell, weights)
+    gradients = gradient(*batch, Tensor(float("nan"), mindspore.float32))
+    return any(bool(np.isnan(g.asnumpy()).any()) for g in gradients)

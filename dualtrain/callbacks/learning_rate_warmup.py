@@ -1,0 +1,64 @@
+"""Let the learning rate grow at the start of training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dualtrain.callback import Callback
+from dualtrain.context import RunContext
+from dualtrain.errors import ArgumentValueError
+from dualtrain.triggers import positive_int
+
+
+class LearningRateWarmup(Callback):
+    """Scale the learning rate linearly from ``start_factor`` to 1 over the first updates.
+
+    Update ``i``, counted from 0, has ``start_factor + (1 - start_factor) * min(i / steps, 1)``
+    times the rate that it has without the callback, whatever schedule that comes from.
+
+    Args:
+        steps: Updates until the full rate.
+        start_factor: The first update's factor; positive, at most 1.
+
+    Cost: one comparison per step after the warm-up; during it a write of the rate.
+    Events: train begin, train step begin.
+    """
+
+    def __init__(self, steps: int, start_factor: float) -> None:
+        self.steps = positive_int("LearningRateWarmup", "steps", steps)
+        if not 0 < start_factor <= 1:
+            raise ArgumentValueError(
+                f"LearningRateWarmup(start_factor=...) is above 0 and at most 1, but got {start_factor!r}."
+            )
+        self.start_factor = start_factor
+        self._resuming = False
+        self._factor = 1.0
+        self._updates_before = 0
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        if not self._resuming:
+            self._factor, self._updates_before = 1.0, 0
+        self._resuming = False
+        self._updates = self._updates_before
+
+    def on_train_step_begin(self, run_context: RunContext) -> None:
+        if self._updates >= self.steps and self._factor == 1.0:
+            return
+        self._updates = self._updates_before + (run_context.global_step or 0)
+        progress = min(self._updates / self.steps, 1.0)
+        factor = self.start_factor + (1 - self.start_factor) * progress
+        if factor != self._factor:
+            run_context.scale_lr(factor / self._factor)
+            self._factor = factor
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far the warm-up has come."""
+        return {
+            "updates": self._updates_before if self._resuming else getattr(self, "_updates", 0),
+            "factor": self._factor,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there in the next run, whose learning rate is the scaled one."""
+        self._updates_before, self._factor = state["updates"], state["factor"]
+        self._resuming = True
