@@ -28,21 +28,19 @@ class Emitter:
     Calling it costs one Python call and one more for each hook.
     """
 
-    __slots__ = ("_hooks", "_owners", "event")
+    __slots__ = ("calls", "event")
 
     def __init__(self, event: Event, hooks: Sequence[tuple[Any, Hook]]) -> None:
         self.event = event
-        self._owners = tuple(owner for owner, _ in hooks)
-        self._hooks = tuple(hook for _, hook in hooks)
+        self.calls = tuple(hooks)
 
     def __call__(self, context: RunContext, *extra: Any) -> None:
         context.event = self.event
-        hook: Hook | None = None
+        owner = None
         try:
-            for hook in self._hooks:
+            for owner, hook in self.calls:  # noqa: B007 - read where an error is caught
                 hook(context, *extra)
         except BaseException as error:
-            owner = self._owners[next(i for i, h in enumerate(self._hooks) if h is hook)]
             _add_note(error, f"raised in {_where(owner, self.event, context)}")
             raise
 
@@ -101,7 +99,7 @@ class EventBus:
         for event, capability in EVENT_CAPABILITY.items():
             emitter = self._emitters.get(event)
             if emitter is not None and capability not in capabilities:
-                owners = ", ".join(_name(owner) for owner in emitter._owners)
+                owners = ", ".join(_name(owner) for owner, _ in emitter.calls)
                 if capability is not Capability.CHECKPOINT_EVENTS:
                     raise CapabilityError(
                         f"{event} of {owners} would never be called: {mode} has no {capability}; "
@@ -131,33 +129,37 @@ class EventBus:
                 entered.append(callback)
             yield
         except BaseException as caught:  # noqa: BLE001 - raised again below
-            error = caught
-            on_exception = self._emitters.get(Event.EXCEPTION)
-            if on_exception is not None:
-                error = _attempt(error, on_exception, context, caught)
+            error = self._emit_to_each(Event.EXCEPTION, caught, context, caught)
         else:
             error = context._raise_after
-        context.event = Event.TEARDOWN
-        teardown = self._emitters.get(Event.TEARDOWN)
-        if teardown is not None and entered:
-            for hook in reversed(teardown._hooks):
-                error = _attempt(error, hook, context)
+        error = self._emit_to_each(Event.TEARDOWN, error, context)
         for callback in reversed(entered):
             leave = getattr(callback, "__exit__", None)
             if leave is not None:
-                details = (type(error), error, error.__traceback__) if error else (None,) * 3
-                error = _attempt(error, leave, *details)
+                details = (None,) * 3 if error is None else (type(error), error, error.__traceback__)
+                error = _attempt(error, f"{_name(callback)}.__exit__", leave, *details)
         if error is not None:
             try:
                 raise error
             finally:
                 del error  # no reference cycle through this frame
 
+    def _emit_to_each(
+        self, event: Event, error: BaseException | None, context: RunContext, *extra: Any
+    ) -> BaseException | None:
+        """Call every listener, also after one that failed; return the error to go on with."""
+        context.event = event
+        emitter = self._emitters.get(event)
+        calls = () if emitter is None else emitter.calls
+        for owner, hook in calls if event is Event.EXCEPTION else reversed(calls):
+            error = _attempt(error, _where(owner, event, context), hook, context, *extra)
+        return error
+
     def describe(self) -> str:
         """Return who is called when, a line per event, in call order."""
         width = max((len(e) for e in self._emitters), default=0)
         lines = [
-            f"{event.value:<{width}}  {', '.join(_name(o) for o in emitter._owners)}"
+            f"{event.value:<{width}}  {', '.join(_name(owner) for owner, _ in emitter.calls)}"
             for event, emitter in self._emitters.items()
         ]
         return "\n".join(lines) or "no listeners"
@@ -255,14 +257,18 @@ def _where(callback: Any, event: Event, context: RunContext) -> str:
     return f"{_name(callback)}.{event} at step {context.step}, epoch {context.epoch}"
 
 
-def _attempt(error: BaseException | None, action: Callable[..., Any], *args: Any) -> BaseException | None:
+def _attempt(
+    error: BaseException | None, where: str, action: Callable[..., Any], *args: Any
+) -> BaseException | None:
     """Do something on the way out; return the error to go on with: the first one wins."""
     try:
         action(*args)
     except BaseException as failure:  # noqa: BLE001 - raised by lifecycle
-        if error is None or failure is error:
-            return failure
-        _add_note(error, f"and on the way out {type(failure).__name__}: {failure}")
+        if error is None:
+            error = failure
+            _add_note(error, f"raised in {where}")
+        elif failure is not error:
+            _add_note(error, f"and on the way out, in {where}, {type(failure).__name__}: {failure}")
     return error
 
 

@@ -74,7 +74,7 @@ class RunContext:
         self._step = step
         self._initial_epoch = initial_epoch
         self._capabilities = capabilities
-        self._epoch_start = 0
+        self._epoch_start: int | None = None
         self._stop_requested = False
         self._stop_reason: str | None = None
         self._raise_after: BaseException | None = None
@@ -164,7 +164,7 @@ class RunContext:
         step = self.step
         if step is None or self.mode == "eval":
             return step
-        if self._step is not None:
+        if self._epoch_start is not None:
             return step - self._epoch_start
         batches = self.batches_per_epoch
         return (step - 1) % batches + 1 if batches and step else step
@@ -347,7 +347,7 @@ class RunContext:
             )
         try:
             number = float(value)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise ArgumentTypeError(
                 f"log({name!r}, ...) takes a number or a scalar tensor, "
                 f"but got {type(value).__name__}: {error}"

@@ -46,14 +46,9 @@ class Record:
             return json.dumps(row, allow_nan=False)
         except ValueError:
             pass
-        nonfinite = {}
+        nonfinite: dict[str, str] = {}
         for name, value in row.items():
-            if isinstance(value, (tuple, list)):
-                odd = {i: str(x) for i, x in enumerate(value) if _is_nonfinite(x)}
-                row[name] = [None if i in odd else x for i, x in enumerate(value)]
-                nonfinite.update({f"{name}.{i}": text for i, text in odd.items()})
-            elif _is_nonfinite(value):
-                row[name], nonfinite[name] = None, str(value)
+            row[name] = _strict(name, value, nonfinite)
         row["nonfinite"] = nonfinite
         return json.dumps(row, allow_nan=False)
 
@@ -73,12 +68,12 @@ class Record:
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
         for name, text in row.get("nonfinite", {}).items():
             column, _, index = name.rpartition(".")
-            if column in values and isinstance(values[column], tuple):
+            if name in values:
+                values[name] = float(text)
+            elif isinstance(values.get(column), tuple):
                 items = list(values[column])
                 items[int(index)] = float(text)
                 values[column] = tuple(items)
-            else:
-                values[name] = float(text)
         return cls(
             step=row["step"],
             epoch=row.get("epoch"),
@@ -88,5 +83,13 @@ class Record:
         )
 
 
-def _is_nonfinite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+def _strict(path: str, value: Any, nonfinite: dict[str, str]) -> Any:
+    """Return the value with null for what JSON does not have, which is noted under its path."""
+    if isinstance(value, dict):
+        return {key: _strict(f"{path}.{key}", item, nonfinite) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_strict(f"{path}.{i}", item, nonfinite) for i, item in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        nonfinite[path] = str(value)
+        return None
+    return value

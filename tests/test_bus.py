@@ -461,6 +461,16 @@ def test_the_refusal_lists_what_the_engine_has():
         EventBus([Greedy()]).check_needs(frozenset({Capability.STEP_EVENTS}), "PyTorch")
 
 
+def test_of_several_needs_the_first_by_name_is_refused_in_every_process():
+    """Sets of names have another order in each process, and a message should not."""
+
+    class Greedy(Callback):
+        needs = frozenset(Capability)
+
+    with pytest.raises(CapabilityError, match=f"Greedy needs {min(map(str, Capability))},.*it has none"):
+        EventBus([Greedy()]).check_needs(frozenset(), "PyTorch")
+
+
 def test_met_needs_and_callbacks_without_needs_pass():
     class Modest(Callback):
         needs = frozenset({Capability.STEP_EVENTS})
@@ -500,6 +510,10 @@ def test_describe_tells_who_is_called_when_in_order():
         "on_train_begin  One",
         "on_train_end    Two, One",
     ]
+
+
+def test_the_repr_of_a_bus_shows_its_callbacks():
+    assert repr(EventBus([Callback(), Callback()])) == "EventBus([Callback(), Callback()])"
 
 
 # The way in and the way out.
@@ -654,6 +668,7 @@ def test_raising_the_same_error_again_changes_nothing():
     error = RuntimeError("boom")
     assert run([*callbacks, Again()], error) is error
     assert brief(events) == ENTER + EXCEPTION + TEARDOWN + EXIT
+    assert not [note for note in notes_of(error) if "on the way out" in note]
 
 
 def test_a_failing_teardown_after_success_is_the_error_that_arrives():
@@ -793,7 +808,12 @@ def test_a_repr_shows_the_settings():
             self.every = every
             self.name = name
 
+    class Positional(Callback):
+        def __init__(self, every, /):
+            self.every = every
+
     assert repr(Mine(3)) == "Mine(every=3, name='x')"
+    assert repr(Positional(3)) == "Positional(3)"
     assert repr(Callback()) == "Callback()"
 
 

@@ -236,6 +236,7 @@ def test_steps_in_the_epoch_restart_and_updates_do_not():
         (5, 2, 5),
         (6, 3, 6),
     ]
+    assert trace.at("on_train_begin") == [(0, 0, 0)]
     assert trace.at("on_train_epoch_begin") == [(0, 0, 0), (3, 0, 3)]
     assert trace.at("on_train_epoch_end") == [(3, 3, 3), (6, 3, 6)]
     assert trace.at("on_eval_step_end") == [(1, 1, 3), (2, 2, 3), (1, 1, 6), (2, 2, 6)]

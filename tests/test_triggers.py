@@ -101,10 +101,11 @@ def test_epochs_take_no_notice_of_steps():
     assert [every.due(step=1000, epoch=1), every.due(step=1, epoch=2)] == [False, True]
 
 
-def test_counting_from_an_epoch_keeps_to_the_multiples():
+@pytest.mark.parametrize(("start", "due"), [(0, [2, 4, 6]), (2, [4, 6]), (3, [4, 6]), (4, [6])])
+def test_counting_from_an_epoch_keeps_to_the_multiples(start, due):
     every = Every(epochs=2)
-    every.reset(epoch=3)
-    assert due_epochs(every, range(4, 9)) == [4, 6, 8]
+    every.reset(epoch=start)
+    assert due_epochs(every, range(start + 1, 8)) == due
 
 
 # Every so many seconds.

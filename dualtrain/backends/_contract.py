@@ -65,6 +65,6 @@ def warn_of_batch_norm(names: Sequence[str], accumulate_steps: int) -> None:
     shown = ", ".join(name or "the network itself" for name in names[:3])
     warnings.warn(
         f"BatchNorm ({shown}{', ...' if len(names) > 3 else ''}) sees each batch of a window of "
-        f"{accumulate_steps} by itself: accumulation does not make its statistics those of one large batch.",
+        f"{accumulate_steps} by itself: its statistics are not those of one large batch.",
         stacklevel=5,
     )

@@ -400,10 +400,11 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
         return torch.zeros(())
     if all(g.dtype in (torch.float32, torch.float64) for g in gradients):
         norm: torch.Tensor = torch.nn.utils.get_total_norm(gradients)
-        return norm
-    first = gradients[0].device
-    norms = [torch.linalg.vector_norm(g, dtype=torch.float32).to(first) for g in gradients]
-    return torch.linalg.vector_norm(torch.stack(norms))
+    else:
+        first = gradients[0].device
+        norms = [torch.linalg.vector_norm(g, dtype=torch.float32).to(first) for g in gradients]
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
 
 
 def check_steps_without_closure(optimizer: Native) -> None:
