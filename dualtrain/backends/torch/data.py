@@ -13,6 +13,8 @@ from dualtrain.backends._arguments import check_iterable, empty
 from dualtrain.errors import ArgumentTypeError
 from dualtrain.protocol import Native
 
+_TENSOR = torch.Tensor
+
 
 class Batches:
     """The batches of a dataset, each moved to a device; iterated once per epoch.
@@ -53,7 +55,14 @@ class Batches:
     def __iter__(self) -> Iterator[Any]:
         batches, self._first = self._first or iter(self._dataset), None
         device = self._device
-        return (to_device(batch, device) for batch in batches)
+        for batch in batches:
+            here = (
+                [type(x) is _TENSOR and x.device == device for x in batch] if type(batch) is tuple else ()
+            )
+            if here and all(here):
+                yield batch  # there already, the usual case on the CPU
+            else:
+                yield to_device(batch, device)
 
 
 def to_device(value: Native, device: torch.device) -> Native:

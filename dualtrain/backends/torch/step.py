@@ -116,9 +116,10 @@ class TrainStep:
         self._network = network
         self._source = "train_step" if train_step is not None else "loss_fn" if loss_fn else "the network"
         self._train_step = train_step
-        self._forward = forward_of(network, loss_fn, train_step)
+        forward = forward_of(network, loss_fn, train_step)
+        self._forward = forward if train_step is None else self._watched(forward)
         self._optimizers = optimizers
-        self._optimizer = next(iter(optimizers.values()))
+        self._optimizer = self._last_optimizer = next(iter(optimizers.values()))
         self._batches = batches
         self._clip_norm = clip_norm
         self._schedule = schedule
@@ -157,9 +158,11 @@ class TrainStep:
         self._norm_needed = any(Capability.GRAD_NORM in getattr(c, "needs", ()) for c in bus.callbacks)
         with ExitStack() as hooks:
             for optimizer in self._optimizers.values():
-                if isinstance(optimizer, torch.optim.Optimizer):
-                    hooks.callback(optimizer.register_step_pre_hook(self._before_native_step).remove)
-                    hooks.callback(optimizer.register_step_post_hook(self._after_native_step).remove)
+                if isinstance(optimizer, torch.optim.Optimizer):  # each hook costs a microsecond a step
+                    if self._train_step is not None and self._automatic:
+                        hooks.callback(optimizer.register_step_pre_hook(self._before_native_step).remove)
+                    if self._scaler is not None:
+                        hooks.callback(optimizer.register_step_post_hook(self._after_native_step).remove)
             yield
             self._drop_window()
 
@@ -200,11 +203,12 @@ class TrainStep:
     def __call__(self, batch: Native) -> Native:
         """Train on a batch and return its outputs, detached."""
         self.is_update_step = self.step_skipped = False
+        if self._filled == 0:
+            self._norm, self._norm_is_due = None, False
         if not self._automatic:
             return self._run_manually(batch)
         if self._filled == 0:
             self._optimizer.zero_grad()
-            self._norm, self._norm_is_due = None, False
             window = self._accumulate_steps
             self._window = window if self._left is None else min(window, max(self._left, 1))
         closes = self._is_last or self._filled + 1 >= self._window
@@ -215,17 +219,16 @@ class TrainStep:
 
     def _run(self, batch: Native, closes: bool) -> Native:
         if self._autocast is None:
-            outputs = self._call_forward(batch)
+            outputs = self._forward(batch)
         else:
             with self._autocast():
-                outputs = self._call_forward(batch)
+                outputs = self._forward(batch)
         if outputs is None:
-            self._count_skipped_batch()
-            self._params["net_outputs"] = None
-            if self._is_last and self._filled:
-                self._update()
+            self._skip_batch()
             return None
-        loss = checked_loss(outputs, self._source)
+        loss = outputs
+        if type(loss) is not torch.Tensor or loss.ndim != 0 or not loss.requires_grad:
+            loss = checked_loss(outputs, self._source)
         self._params["net_outputs"] = visible = as_outputs(outputs)
         if self._window != 1:
             loss = loss / self._window
@@ -239,14 +242,17 @@ class TrainStep:
             self._update()
         return visible
 
-    def _call_forward(self, batch: Native) -> Native:
-        if self._train_step is None:
-            return self._forward(batch)
-        self._inside_train_step = True
-        try:
-            return self._forward(batch)
-        finally:
-            self._inside_train_step = False
+    def _watched(self, forward: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Note that the user's ``train_step`` is running, in which the optimizer must not step."""
+
+        def watched(batch: Native) -> Native:
+            self._inside_train_step = True
+            try:
+                return forward(batch)
+            finally:
+                self._inside_train_step = False
+
+        return watched
 
     def _update(self) -> None:
         optimizer = self._optimizer
@@ -324,7 +330,7 @@ class TrainStep:
 
     def optimizer_step(self, optimizer: Native) -> None:
         native = self._named(optimizer)
-        self._norm, self._current = None, native
+        self._norm, self._last_optimizer = None, native
         if self._scaler is not None:
             self._scaler.unscale_(native)
             self._scaled_in_batch = True
@@ -352,7 +358,7 @@ class TrainStep:
         if not self._norm_is_due:
             return None
         if self._norm is None:
-            self._norm = total_norm(self._gradients(getattr(self, "_current", self._optimizer)))
+            self._norm = total_norm(self._gradients(self._last_optimizer))
         self._norm = float(self._norm)
         return self._norm
 
@@ -380,7 +386,15 @@ class TrainStep:
             self._optimizer.zero_grad()
             self._filled = 0
 
-    def _count_skipped_batch(self) -> None:
+    def _skip_batch(self) -> None:
+        if self._no_sync is not None:
+            raise RunStateError(
+                f"{self._source} returned None, which skips the batch, but the other ranks of a data "
+                f"parallel run would wait for its gradients: return a loss on every rank."
+            )
+        self._params["net_outputs"] = None
+        if self._is_last and self._filled:
+            self._update()
         self._skipped_batches += 1
         if self._skipped_batches == 1:
             logger.warning(
