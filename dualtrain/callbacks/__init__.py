@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dualtrain._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from dualtrain.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from dualtrain.callbacks.gradient_accumulation_scheduler import (
         GradientAccumulationScheduler as GradientAccumulationScheduler,
     )
@@ -14,9 +15,11 @@ if TYPE_CHECKING:
     from dualtrain.callbacks.learning_rate_warmup import LearningRateWarmup as LearningRateWarmup
     from dualtrain.callbacks.lr_check import LrCheck as LrCheck
     from dualtrain.callbacks.metric_history import MetricHistory as MetricHistory
+    from dualtrain.callbacks.smart_trainer import SmartTrainer as SmartTrainer
     from dualtrain.callbacks.step_logger import StepLogger as StepLogger
 
 _EXPORTS = {
+    "EarlyStopping": "dualtrain.callbacks.early_stopping:EarlyStopping",
     "GradientAccumulationScheduler": (
         "dualtrain.callbacks.gradient_accumulation_scheduler:GradientAccumulationScheduler"
     ),
@@ -24,6 +27,7 @@ _EXPORTS = {
     "LearningRateWarmup": "dualtrain.callbacks.learning_rate_warmup:LearningRateWarmup",
     "LrCheck": "dualtrain.callbacks.lr_check:LrCheck",
     "MetricHistory": "dualtrain.callbacks.metric_history:MetricHistory",
+    "SmartTrainer": "dualtrain.callbacks.smart_trainer:SmartTrainer",
     "StepLogger": "dualtrain.callbacks.step_logger:StepLogger",
 }
 
