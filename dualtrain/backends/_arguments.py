@@ -157,9 +157,10 @@ def lowered(rate: float, factor: float, min_lr: float) -> float:
 
 def not_this_optimizer(framework: str, optimizer: Any, owner: Any) -> ArgumentTypeError:
     """Return the error for something that is no optimizer of the network's framework."""
-    kind = f"an object of {owner}" if owner is not None else f"{type(optimizer).__name__}"
+    what = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else type(optimizer).__name__
     return ArgumentTypeError(
-        f"the network is of {framework}, so its optimizer has to be one of {framework}'s, but got {kind}."
+        f"the network is of {framework}, so its optimizer has to be one of {framework}'s, but got "
+        f"{what}{'' if owner is None else f' of {owner}'}."
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from mindspore import train
 
+from dualtrain.backends.mindspore.step import GradientCheck
 from dualtrain.bus import EventBus
 from dualtrain.context import CallbackParams, RunContext
 from dualtrain.events import Event
@@ -120,7 +121,7 @@ class BridgedRun:
         loss_of: Takes an evaluation step's outputs, returns its mean loss; None where it is
             not known.
         any_rank: Makes the ranks agree on a stop; None where there is one rank.
-        first_step: Called once, after the first training step.
+        check: What a ``train_step`` is checked with around the first training step.
     """
 
     def __init__(
@@ -130,14 +131,14 @@ class BridgedRun:
         interrupts: Any,
         loss_of: Callable[[Native], float | None],
         any_rank: Callable[[bool], bool] | None,
-        first_step: Callable[[Any], None] | None,
+        check: GradientCheck | None,
     ) -> None:
         self.context = context
         self.interrupts = interrupts
         self._step = step
         self._loss_of = loss_of
         self._any_rank = any_rank
-        self._first_step = first_step
+        self._check = check
         self._eval_losses: list[float] = []
         self._stopping_before_eval = False
 
@@ -180,14 +181,16 @@ class BridgedRun:
         """Note that a training step begins."""
         self.interrupts.retake()
         self._step.begins()
+        if self._check is not None:
+            self._check.before_first_step(self.context.original_args()["train_dataset_element"])
 
     def step_ends(self) -> None:
         """Note that a training step has ended."""
         self.interrupts.retake()
         self._step.ends()
-        if self._first_step is not None:
-            check, self._first_step = self._first_step, None
-            check(self.context.original_args())
+        if self._check is not None:
+            self._check.after_first_step(self.context.original_args()["train_dataset_element"])
+            self._check = None
 
     def eval_begins(self, native: Native) -> None:
         """Note that an evaluation begins, alone or inside fit."""

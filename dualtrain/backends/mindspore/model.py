@@ -12,6 +12,7 @@ from typing import Any
 import mindspore
 import numpy as np
 from mindspore import nn, train
+from mindspore.train.model import _pynative_executor
 
 from dualtrain.backends import callback_bases, find_backend
 from dualtrain.backends._arguments import (
@@ -26,22 +27,15 @@ from dualtrain.backends._arguments import (
 from dualtrain.backends._contract import check_contract, warn_of_batch_norm
 from dualtrain.backends.mindspore.backend import BACKEND, graph_mode
 from dualtrain.backends.mindspore.bridge import BridgedRun, is_native
-from dualtrain.backends.mindspore.cells import (
-    CLAIM,
-    EvalCell,
-    ForwardCell,
-    LossEvalCell,
-    TrainStepCell,
-    has_gradient,
-)
+from dualtrain.backends.mindspore.cells import CLAIM, EvalCell, ForwardCell, LossEvalCell, TrainStepCell
 from dualtrain.backends.mindspore.data import Batches, as_dataset
 from dualtrain.backends.mindspore.metrics import make_metrics
 from dualtrain.backends.mindspore.optimizer import make_scalable, table_length, working_set_data
 from dualtrain.backends.mindspore.signals import InterruptWatch
-from dualtrain.backends.mindspore.step import MindSporeStep, StepCell, batch_norm_names
+from dualtrain.backends.mindspore.step import GradientCheck, MindSporeStep, StepCell, batch_norm_names
 from dualtrain.bus import EventBus, as_callbacks
 from dualtrain.context import CallbackParams, RunContext
-from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
+from dualtrain.errors import ArgumentTypeError, ArgumentValueError, DualTrainError, RunStateError
 from dualtrain.protocol import EVENT_CAPABILITY, Capability, Native
 
 _training = threading.RLock()
@@ -195,14 +189,22 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
             raise ArgumentValueError(NO_OPTIMIZER)
         self._warn_of_short_table(passes, dataset.get_dataset_size())
         set_data = nullcontext() if self._optimizer is None else working_set_data(self._optimizer)
-        check = self._gradient_check() if self._train_step is not None else None
+        check = None
+        if self._train_step is not None and self._optimizer is not None:
+            check = GradientCheck(self._network, self._step_cells[0], self._optimizer)
         with set_data, self._run(callbacks, initial_epoch, sink, dataset, check) as (bridged, step):
             try:
                 yield dataset, bridged
-            except Exception as error:
-                if self._train_step is not None and step.global_step == 0:
-                    raise _compilation_error(error) from error
-                raise
+            except BaseException as error:
+                if not graph_mode():
+                    # An error inside a Cell leaves MindSpore recording, and the next run's forward
+                    # passes would run twice.
+                    _pynative_executor.clear_res()
+                untaken = self._train_step is not None and step.global_step == 0
+                explained = _explained(error) if untaken else None
+                if explained is None:
+                    raise
+                raise explained from error
             if self._train_network is self._step_cell:
                 self._step_cell.drop_window()
 
@@ -213,7 +215,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         initial_epoch: int,
         sink: bool,
         dataset: Any = None,
-        first_step: Callable[[Any], None] | None = None,
+        check: GradientCheck | None = None,
     ) -> Iterator[tuple[list[Any], MindSporeStep]]:
         """Run our part of a train, fit or eval call; without a dataset it is an evaluation."""
         given = as_callbacks(callbacks)
@@ -244,7 +246,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
                 cell.listen(bus, context)
             interrupts = InterruptWatch()
             any_rank = BACKEND.any_rank if BACKEND.world_size() > 1 else None
-            run = BridgedRun(context, step, interrupts, self._eval_loss, any_rank, first_step)
+            run = BridgedRun(context, step, interrupts, self._eval_loss, any_rank, check)
             with interrupts.watching(), bus.lifecycle(context):
                 yield run.callbacks(given, bases), step
         finally:
@@ -312,26 +314,6 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
             return None
         return BACKEND.to_float(outputs[self._eval_indexes[0]])
 
-    def _gradient_check(self) -> Callable[[Any], None]:
-        """Return a check, after the first step, that ``train_step`` gave a loss with a gradient.
-
-        Weights that all stand still raise the suspicion; what a gradient started from NaN does
-        decides it, so that a gradient that is zero by chance passes.
-        """
-        weights = self._optimizer.parameters
-        before = [_sample(weight) for weight in weights]
-
-        def check(params: Any) -> None:
-            if any(not np.array_equal(b, _sample(w)) for b, w in zip(before, weights, strict=True)):
-                return
-            if not has_gradient(self._step_cells[0], weights, tuple(params["train_dataset_element"])):
-                raise ArgumentValueError(
-                    "train_step gave a loss without a gradient, so there is nothing to train: it went "
-                    "through ops.stop_gradient, or depends on no weight of the optimizer."
-                )
-
-        return check
-
     def _warn_of_short_table(self, epochs: int, batches: float) -> None:
         length = table_length(self._optimizer) if isinstance(self._optimizer, nn.Optimizer) else None
         if length is None or batches == float("inf"):
@@ -349,11 +331,11 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
     def _check_optimizer(network: nn.Cell, optimizer: Native) -> None:
         if optimizer is None:
             return
-        if not isinstance(optimizer, nn.Cell):
+        parameters = getattr(optimizer, "parameters", None)
+        if not isinstance(optimizer, nn.Cell) or parameters is None:
             raise not_this_optimizer("mindspore", optimizer, find_backend(optimizer, missing_ok=True))
         own = {id(parameter) for parameter in network.get_parameters()}
-        parameters = getattr(optimizer, "parameters", None)
-        if parameters is not None and not any(id(parameter) in own for parameter in parameters):
+        if not any(id(parameter) in own for parameter in parameters):
             raise foreign_parameters(network, "trainable_params()")
 
     def __repr__(self) -> str:
@@ -384,20 +366,17 @@ def _trains_itself(network: nn.Cell) -> bool:
     return getattr(network, "optimizer", None) is not None  # a TrainOneStepCell, as MindSpore allows
 
 
-def _sample(weight: Native) -> Any:
-    """A few values of a weight: enough to see whether an update has moved it."""
-    return weight.flatten()[:16].asnumpy().copy()
-
-
-def _compilation_error(error: Exception) -> Exception:
-    """Say in one sentence why the first step with ``train_step`` failed, unless it says so itself."""
+def _explained(error: BaseException) -> Exception | None:
+    """Say in one sentence why the first step with ``train_step`` failed; None where it says so itself."""
+    if not isinstance(error, Exception) or isinstance(error, DualTrainError):
+        return None
     text = str(error).strip().lstrip("'")
     sentence = text.splitlines()[0].rstrip("'") if text else ""
     if sentence.startswith(CLAIM):
         kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentValueError
         return kind(sentence + ".")
     if getattr(error, "__notes__", None) or not graph_mode():
-        return error
+        return None  # a callback's, or the user's own
     return RunStateError(
         f"train_step failed in MindSpore's GRAPH mode, which compiles it; write it with operations that "
         f"GRAPH mode knows, in a file, or use PYNATIVE mode: {type(error).__name__}: {sentence}"

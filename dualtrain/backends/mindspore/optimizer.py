@@ -66,8 +66,8 @@ class MindSporeLearningRate:
                 _assign(parameter, [lowered(_shortest(rate), factor, min_lr) for rate in old.reshape(-1)])
             else:
                 rate = self._value(form)
-                if rate > 0:
-                    _assign(form.scale, form.scale.asnumpy() * (lowered(rate, factor, min_lr) / rate))
+                ratio = lowered(rate, factor, min_lr) / rate if rate > 0 else factor  # warm-ups begin at 0
+                _assign(form.scale, form.scale.asnumpy() * ratio)
         return self.read()
 
     def _forms(self) -> list[Any]:

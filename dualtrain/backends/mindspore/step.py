@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore
+import numpy as np
 from mindspore import Tensor, nn, ops
 
 from dualtrain.backends._contract import (
@@ -13,11 +14,11 @@ from dualtrain.backends._contract import (
     warn_of_batch_norm,
     warn_of_dropped_window,
 )
-from dualtrain.backends.mindspore.cells import AccumulateCell, Kept, UpdateCell
+from dualtrain.backends.mindspore.cells import AccumulateCell, Kept, UpdateCell, has_gradient
 from dualtrain.backends.mindspore.optimizer import MindSporeLearningRate
 from dualtrain.bus import Emitter, EventBus
 from dualtrain.context import RunContext
-from dualtrain.errors import RunStateError
+from dualtrain.errors import ArgumentValueError, RunStateError
 from dualtrain.events import Event
 from dualtrain.protocol import Native
 
@@ -223,3 +224,55 @@ def batch_norm_names(network: nn.Cell) -> list[str]:
     """Return the names of a network's BatchNorm layers."""
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     return [name for name, cell in network.cells_and_names() if isinstance(cell, kinds)]
+
+
+class GradientCheck:
+    """Tell, around a run's first step, whether ``train_step`` gives a loss with a gradient.
+
+    Weights that all stand still raise the suspicion; where weight decay moves them anyway, the
+    suspicion is there from the start. What a gradient started from NaN does decides it, so that a
+    gradient that is zero by chance passes. The network is left as if that had never run.
+
+    Args:
+        network: The network.
+        cell: ``train_step`` as a Cell.
+        optimizer: The optimizer, whose weights have to have gradients.
+    """
+
+    def __init__(self, network: nn.Cell, cell: nn.Cell, optimizer: Native) -> None:
+        self._network = network
+        self._cell = cell
+        self._weights = optimizer.parameters
+        self._decays = bool(getattr(optimizer, "exec_weight_decay", False))
+        self._before = [self._sample(weight) for weight in self._weights]
+
+    def before_first_step(self, batch: Native) -> None:
+        """Check where the weights' movement will not tell."""
+        if self._decays:
+            self._check(batch)
+
+    def after_first_step(self, batch: Native) -> None:
+        """Check if no weight has moved."""
+        still = (
+            np.array_equal(b, self._sample(w)) for b, w in zip(self._before, self._weights, strict=True)
+        )
+        if not self._decays and all(still):
+            self._check(batch)
+
+    def _check(self, batch: Native) -> None:
+        buffers = [(p, p.asnumpy().copy()) for p in self._network.get_parameters() if not p.requires_grad]
+        random_state = mindspore.get_rng_state()
+        connected = has_gradient(self._cell, self._weights, tuple(batch))
+        for parameter, values in buffers:  # such as BatchNorm's
+            ops.assign(parameter, Tensor(values))
+        mindspore.set_rng_state(random_state)
+        if not connected:
+            raise ArgumentValueError(
+                "train_step gave a loss without a gradient, so there is nothing to train: it went through "
+                "ops.stop_gradient, or depends on no weight of the optimizer."
+            )
+
+    @staticmethod
+    def _sample(weight: Native) -> Any:
+        """A few values of a weight: enough to see whether an update has moved it."""
+        return weight.flatten()[:16].asnumpy().copy()

@@ -55,8 +55,8 @@ class TorchLearningRate:
         for i, group in enumerate(self._groups):
             old = float(group["lr"])
             new = lowered(old, factor, min_lr)
-            if self._schedule and old > 0:
-                self._factors[i] *= new / old
+            if self._schedule:
+                self._factors[i] *= new / old if old > 0 else factor  # a warm-up may begin at 0
             _write_group(group, new)
         return self.read()
 
