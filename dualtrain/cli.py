@@ -56,8 +56,20 @@ def _summary(log: Log) -> list[str]:
     if log.records:
         lines.append(f"{'value':<20}{'first':>14}{'last':>14}{'min':>14}{'max':>14}")
     for name in log.names:
-        numbers = [v for v in log.column(name)[1] if isinstance(v, (int, float))]
-        if numbers:
-            shown = (numbers[0], numbers[-1], min(numbers), max(numbers))
-            lines.append(f"{name:<20}" + "".join(f"{number:>14.6g}" for number in shown))
+        values = log.column(name)[1]
+        groups = max((len(v) for v in values if isinstance(v, tuple)), default=0)
+        if not groups:
+            lines += _row(name, values)
+        for group in range(groups):
+            of_group = [v[group] for v in values if isinstance(v, tuple) and group < len(v)]
+            lines += _row(f"{name} group {group}", of_group)
     return lines
+
+
+def _row(name: str, values: Sequence[object]) -> list[str]:
+    numbers = [v for v in values if isinstance(v, (int, float))]
+    if not numbers:
+        return []
+    ordered = [v for v in numbers if v == v] or numbers  # NaN has no place in an order
+    shown = (numbers[0], numbers[-1], min(ordered), max(ordered))
+    return [f"{name:<20}" + "".join(f"{number:>14.6g}" for number in shown)]

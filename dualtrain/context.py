@@ -364,6 +364,11 @@ class RunContext:
 
     # For engines.
 
+    def _stop_as_agreed(self) -> None:
+        """Note a stop that the ranks have agreed on."""
+        if not self._stop_requested:
+            self.request_stop("another rank requested it")
+
     def _begin_epoch(self) -> None:
         self._epoch_start = self._args["cur_step_num"]
 

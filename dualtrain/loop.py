@@ -59,6 +59,7 @@ def run_training(
             if step_end is not None:
                 step_end(context)
             if agree(stop_requested()):
+                context._stop_as_agreed()
                 break
         if evaluate is not None and _is_due(number, valid_frequency):
             evaluate()
@@ -68,6 +69,7 @@ def run_training(
         params.pop("metrics", None)
         params.pop("eval_results", None)
         if agree(stop_requested()):
+            context._stop_as_agreed()
             break
     bus.emit(Event.TRAIN_END, context)
 

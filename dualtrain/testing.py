@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from dualtrain.bus import EventBus
 from dualtrain.callback import Callback
 from dualtrain.context import CallbackParams, RunContext
+from dualtrain.errors import ArgumentValueError
 from dualtrain.events import LIFECYCLE, Event
 from dualtrain.loop import run_evaluation, run_training
 from dualtrain.model import Model
@@ -51,15 +52,15 @@ class RecordingCallback(Callback):
         return [traced.event for traced in self.trace]
 
 
-def _recorder(event: Event) -> Callable[[RecordingCallback, RunContext], None]:
-    def hook(self: RecordingCallback, run_context: RunContext) -> None:
+def _recorder(event: Event) -> Callable[..., None]:
+    def hook(self: RecordingCallback, run_context: RunContext, *error: BaseException) -> None:
         self._record(event, run_context)
 
     hook.__name__ = event.value
     return hook
 
 
-for _event in (*LIFECYCLE, Event.TEARDOWN):
+for _event in (*LIFECYCLE, Event.EXCEPTION, Event.TEARDOWN):
     setattr(RecordingCallback, _event.value, _recorder(_event))
 
 
@@ -120,7 +121,7 @@ class _FakeBackend:
         return FakeLoop
 
     def capabilities(self) -> frozenset[Capability]:
-        return frozenset({Capability.STEP_EVENTS})
+        return frozenset({Capability.STEP_EVENTS, Capability.ACCUMULATION, Capability.EAGER})
 
     def describe_mode(self) -> str:
         return "the fake loop"
@@ -165,6 +166,7 @@ class FakeLoop:
         evaluations: The results of the evaluations, one mapping each, in turn; None: no
             evaluation. Each evaluation has one batch.
         valid_frequency: As in ``Model.fit``.
+        loss_fn: What callbacks find as ``loss_fn``; it is not called.
 
     Attributes:
         learning_rates: The learning rate that each step was taken with.
@@ -178,11 +180,13 @@ class FakeLoop:
         lr: float = 0.1,
         evaluations: Sequence[dict[str, Any]] | None = None,
         valid_frequency: int | list[int] = 1,
+        loss_fn: Any = None,
     ) -> None:
         self.losses = losses
         self.epochs = epochs
         self.evaluations = evaluations
         self.valid_frequency = valid_frequency
+        self.loss_fn = loss_fn
         self.learning_rate: LearningRate | None = _FakeLearningRate(lr)
         self.global_step = 0
         self.accumulate_steps = 1
@@ -210,7 +214,7 @@ class FakeLoop:
 
     def run(self, callbacks: Any = None) -> RunContext:
         """Run once and return the context."""
-        self.global_step, self.learning_rates = 0, []
+        self.global_step, self.learning_rates, self.accumulate_steps = 0, [], 1
         bus = EventBus(callbacks)
         params = CallbackParams(
             mode="train",
@@ -218,6 +222,8 @@ class FakeLoop:
             epoch_num=self.epochs,
             batch_num=len(self.losses),
             list_callback=[],
+            network=None,
+            loss_fn=self.loss_fn,
         )
         backend = _FakeBackend()
         context = RunContext(params, backend=backend, step=self)
@@ -227,11 +233,19 @@ class FakeLoop:
         def step(loss: float) -> float:
             assert self.learning_rate is not None
             self.learning_rates.append(self.learning_rate.read())
-            self.global_step += 1
+            done = context.step_in_epoch or 0
+            self.is_update_step = done == len(self.losses) or done % self.accumulate_steps == 0
+            self.global_step += self.is_update_step
             return loss
 
         def evaluate() -> None:
-            result = dict(next(results))
+            found = next(results, None)
+            if found is None:
+                raise ArgumentValueError(
+                    f"FakeLoop(evaluations=...) has {len(self.evaluations or ())} results, and one more "
+                    f"evaluation is due at epoch {context.epoch}: give one for each."
+                )
+            result = dict(found)
             training = {key: params[key] for key in ("cur_step_num", "batch_num", "net_outputs")}
             params.update(mode="eval", cur_step_num=0, batch_num=1)
 
@@ -273,6 +287,14 @@ def backend_contract(
     assert backend.owns(network), "it has to own its networks"
     assert backend.owns(optimizer), "it has to own its optimizers"
     assert not backend.owns(object()), "it must not own just anything"
+    assert isinstance(backend.capabilities(), frozenset), "capabilities() gives a frozenset of Capability"
+    for verb in ("describe_mode", "version"):
+        told = getattr(backend, verb)()
+        assert told and type(told) is str, f"{verb}() gives a text that is not empty"  # noqa: PT018
+    rank, world_size = backend.rank(), backend.world_size()
+    assert 0 <= rank < world_size, f"rank() is from 0 to world_size() - 1, but is {rank} of {world_size}"
+    assert backend.any_rank(True), "any_rank(True) is true, since it is true on this rank"
+    assert not backend.any_rank(False), "any_rank(False) is false where no rank says true"
 
     rate = backend.learning_rate(optimizer)
     before = rate.read()
@@ -284,7 +306,10 @@ def backend_contract(
 
     model = Model(network, loss_fn, optimizer)
     assert isinstance(model, Model), "what Model returns has to be a dualtrain.Model"
-    recording, losses = RecordingCallback(), _LossesOf()
+    assert isinstance(model, backend.model_class()), "model_class() is the class of what Model returns"
+    recording, losses = RecordingCallback(), _LossesOf(backend)
+    saved = _weights_of(backend, network)
+    assert saved, "weights(network) has the network's weights by name"
     model.fit(2, batches, batches[:1], callbacks=[recording, losses])
     evaluation = ["on_eval_begin", "on_eval_epoch_begin", "on_eval_step_begin", "on_eval_step_end"]
     epoch = [
@@ -298,12 +323,32 @@ def backend_contract(
     assert_trace(recording, ["on_train_begin", *epoch * 2, "on_train_end", "on_teardown"])
     assert len(losses.losses) == 2 * len(batches)
     assert all(isinstance(loss, float) for loss in losses.losses), "losses read as floats"
+    exact = (
+        all(isinstance(value, float) for value in losses.converted) and losses.converted == losses.losses
+    )
+    assert exact, "to_float gives a scalar tensor's value as a float"
+    for array, loss in zip(losses.arrays, losses.losses, strict=True):
+        whole = type(array).__module__ == "numpy" and abs(float(array.mean()) - loss) < 1e-6
+        assert whole, "to_numpy gives a tensor's values as a numpy array"
+    backend.assign_weights(network, saved)
+    again = _weights_of(backend, network)
+    same = list(again) == list(saved) and all((again[name] == saved[name]).all() for name in saved)
+    assert same, "assign_weights puts back what weights returned"
     assert list(model.eval(batches[:1])) == ["eval_loss"], "without metrics eval gives eval_loss alone"
 
 
+def _weights_of(backend: Backend, network: Any) -> dict[str, Any]:
+    return {name: backend.to_numpy(value) for name, value in backend.weights(network).items()}
+
+
 class _LossesOf(Callback):
-    def __init__(self) -> None:
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self.losses: list[Any] = []
+        self.converted: list[Any] = []
+        self.arrays: list[Any] = []
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         self.losses.append(run_context.loss)
+        self.converted.append(self._backend.to_float(run_context.outputs))
+        self.arrays.append(self._backend.to_numpy(run_context.outputs))

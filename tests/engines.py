@@ -7,6 +7,7 @@ losses and weights can be asserted exactly.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,41 @@ def batches(*pairs: tuple[float, float]) -> list[tuple[Any, Any]]:
 def ones(count: int) -> list[tuple[Any, Any]]:
     """Return batches with gradient 1 and label 0: with SGD each step takes lr from the weight."""
     return batches(*[(1.0, 0.0)] * count)
+
+
+def columns(*pairs: tuple[float, float]) -> list[tuple[Any, Any]]:
+    """Return batches of one sample for a ``plane`` network: its gradients are the pair, its label is 0."""
+    return [(np.array([pair], np.float32), np.zeros(1, np.float32)) for pair in pairs]
+
+
+class Stream:
+    """Batches without a length, that can be gone through again."""
+
+    def __init__(self, given: list[Any]) -> None:
+        self._given = given
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._given)
+
+
+class At:
+    """Do something at an event: ``At("on_train_step_end", action, step=3)``."""
+
+    def __init__(self, event: str, action: Any, step: int | None = None) -> None:
+        def hook(run_context: Any) -> None:
+            if step is None or run_context.step == step:
+                action(run_context)
+
+        setattr(self, event, hook)
+
+
+class Seen:
+    """Keep what ``read(run_context)`` gives at an event, in ``values``."""
+
+    def __init__(self, read: Any, event: str = "on_train_step_end", *, needs: Any = ()) -> None:
+        self.values: list[Any] = []
+        self.needs = frozenset(needs)
+        setattr(self, event, lambda run_context: self.values.append(read(run_context)))
 
 
 class Recorder:
@@ -132,6 +168,44 @@ class TorchEngine:
         """Return integer labels as the framework's cross entropy takes them."""
         return np.asarray(labels, np.int64)
 
+    def plane(self) -> Any:
+        """Return a network with two weights ``a`` and ``b``, both 1, each with a column of its own."""
+        from networks_torch import Plane
+
+        return Plane()
+
+    def dropped(self) -> Any:
+        """Return a network with one weight, 1, times a dropout of a half."""
+        from networks_torch import Dropped
+
+        return Dropped()
+
+    def normed(self) -> Any:
+        """Return a network with a batch norm named ``norm``."""
+        from networks_torch import Normed
+
+        return Normed()
+
+    def statistics(self, network: Any) -> tuple[float, float]:
+        """Return the running mean and variance of a ``normed`` network."""
+        return network.norm.running_mean.item(), network.norm.running_var.item()
+
+    def scheduled_sgd(self, network: Any, rates: Any) -> tuple[Any, dict[str, Any]]:
+        """Return plain SGD with a rate for each update, and what Model needs for that."""
+        import torch
+
+        optimizer = torch.optim.SGD(network.parameters(), 1.0)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda update: rates[min(update, len(rates) - 1)]
+        )
+        return optimizer, {"lr_scheduler": schedule}
+
+    def smooth_cross_entropy(self, smoothing: float = 0.0) -> Any:
+        """Return a cross entropy that has ``label_smoothing``."""
+        import torch
+
+        return torch.nn.CrossEntropyLoss(label_smoothing=smoothing)
+
 
 class MindSporeEngine:
     """MindSpore on the CPU, in one of its two modes."""
@@ -210,6 +284,33 @@ class MindSporeEngine:
 
     def class_labels(self, labels: Any) -> Any:
         return np.asarray(labels, np.int32)
+
+    def plane(self) -> Any:
+        from networks_mindspore import Plane
+
+        return Plane()
+
+    def dropped(self) -> Any:
+        from networks_mindspore import Dropped
+
+        return Dropped()
+
+    def normed(self) -> Any:
+        from networks_mindspore import Normed
+
+        return Normed()
+
+    def statistics(self, network: Any) -> tuple[float, float]:
+        norm = network.norm
+        return norm.moving_mean.asnumpy().item(), norm.moving_variance.asnumpy().item()
+
+    def scheduled_sgd(self, network: Any, rates: Any) -> tuple[Any, dict[str, Any]]:
+        return self.sgd(network, list(rates)), {}
+
+    def smooth_cross_entropy(self, smoothing: float = 0.0) -> Any:
+        import mindspore
+
+        return mindspore.nn.CrossEntropyLoss(label_smoothing=smoothing)
 
 
 ENGINES = {

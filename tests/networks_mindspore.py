@@ -86,3 +86,27 @@ def step_item(network, batch):
 def step_numpy(network, batch):
     x, label = batch
     return (network(x) + label).mean().asnumpy()
+
+
+class Plane(nn.Cell):
+    """Two weights, each with a column of its own: ``a * x[:, 0] + b * x[:, 1]``."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = Parameter(Tensor(1.0, mindspore.float32), name="a")
+        self.b = Parameter(Tensor(1.0, mindspore.float32), name="b")
+
+    def construct(self, x):
+        return self.a * x[:, 0] + self.b * x[:, 1]
+
+
+class Dropped(nn.Cell):
+    """One weight times what a dropout lets through: ``w * dropout(x)``."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = Parameter(Tensor(1.0, mindspore.float32), name="w")
+        self.dropout = nn.Dropout(p=0.5)
+
+    def construct(self, x):
+        return self.w * self.dropout(x)

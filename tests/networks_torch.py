@@ -80,3 +80,27 @@ def step_item(network, batch):
 
 def step_numpy(network, batch):
     return step_ok(network, batch).detach().numpy()
+
+
+class Plane(torch.nn.Module):
+    """Two weights, each with a column of its own: ``a * x[:, 0] + b * x[:, 1]``."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Parameter(torch.tensor(1.0))
+        self.b = torch.nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x):
+        return self.a * x[:, 0] + self.b * x[:, 1]
+
+
+class Dropped(torch.nn.Module):
+    """One weight times what a dropout lets through: ``w * dropout(x)``."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.tensor(1.0))
+        self.dropout = torch.nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.w * self.dropout(x)

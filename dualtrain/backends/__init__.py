@@ -53,7 +53,10 @@ def find_backend(obj: Any, *, missing_ok: bool = False) -> Any:
                 return backend
     if obj is not None:
         for point in entry_points(group=ENTRY_POINT_GROUP):
-            backend = point.load()
+            try:
+                backend = point.load()
+            except ImportError:  # its framework is not installed, so the object is not its
+                continue
             if backend.owns(obj):
                 return backend
     if missing_ok:

@@ -21,7 +21,7 @@ class LearningRateWarmup(Callback):
         start_factor: The first update's factor; positive, at most 1.
 
     Cost: one comparison per step after the warm-up; during it a write of the rate.
-    Events: train begin, train step begin.
+    Events: train begin, train step begin, teardown.
     """
 
     def __init__(self, steps: int, start_factor: float) -> None:
@@ -33,13 +33,13 @@ class LearningRateWarmup(Callback):
         self.start_factor = start_factor
         self._resuming = False
         self._factor = 1.0
-        self._updates_before = 0
+        self._updates = self._updates_before = 0
 
     def on_train_begin(self, run_context: RunContext) -> None:
         if not self._resuming:
-            self._factor, self._updates_before = 1.0, 0
+            self._factor, self._updates = 1.0, 0
         self._resuming = False
-        self._updates = self._updates_before
+        self._updates_before = self._updates
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
         if self._updates >= self.steps and self._factor == 1.0:
@@ -51,14 +51,16 @@ class LearningRateWarmup(Callback):
             run_context.scale_lr(factor / self._factor)
             self._factor = factor
 
+    def on_teardown(self, run_context: RunContext) -> None:
+        factor, self._factor = self._factor, 1.0
+        if factor != 1.0:  # the run has ended inside the warm-up: leave the whole rate behind
+            run_context.scale_lr(1 / factor)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return how far the warm-up has come."""
-        return {
-            "updates": self._updates_before if self._resuming else getattr(self, "_updates", 0),
-            "factor": self._factor,
-        }
+        """Return how far the warm-up has come, and by what the rate is scaled now."""
+        return {"updates": self._updates, "factor": self._factor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there in the next run, whose learning rate is the scaled one."""
-        self._updates_before, self._factor = state["updates"], state["factor"]
+        """Go on from there in the next run, whose optimizer has the rate that it had then."""
+        self._updates, self._factor = state["updates"], state["factor"]
         self._resuming = True

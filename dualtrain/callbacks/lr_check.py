@@ -39,16 +39,19 @@ class LrCheck(Callback):
         self.expected = expected
         self.rtol = rtol
         self.first_difference: tuple[int, int, float, Any] | None = None
-        self._checked = 0
+        self._checked = self._updates_before = 0
+        self._resuming = False
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        self.first_difference = None
-        self._checked = 0
+        if not self._resuming:
+            self.first_difference, self._checked = None, 0
+        self._resuming = False
+        self._updates_before = self._checked
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         if self.first_difference is not None:
             return
-        updates = run_context.global_step or 0
+        updates = self._updates_before + (run_context.global_step or 0)
         if updates == self._checked:  # a window goes on, or the update was skipped
             return
         self._checked = updates
@@ -72,10 +75,13 @@ class LrCheck(Callback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the first difference."""
-        return {"first_difference": self.first_difference}
+        """Return the first difference, and how many updates have been checked."""
+        found = self.first_difference
+        return {"first_difference": None if found is None else list(found), "checked": self._checked}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back the first difference."""
+        """Go on from there in the next run."""
         found = state["first_difference"]
         self.first_difference = None if found is None else (found[0], found[1], found[2], found[3])
+        self._checked = state["checked"]
+        self._resuming = True

@@ -118,7 +118,8 @@ class StepLogger(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the log in the next run instead of starting a new one."""
-        self._resuming = state["written_step"] > 0
+        self._written_step = state["written_step"]
+        self._resuming = self._written_step > 0
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has the settings and no part in a running log.

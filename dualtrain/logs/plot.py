@@ -39,10 +39,16 @@ def plot_logs(
     read = [log if isinstance(log, Log) else read_log(log) for log in logs]
     if names is None:
         names = list(dict.fromkeys(n for log in read for n in log.names if n not in _NOT_DRAWN))
-    drawn = [name for name in names if any(name in log.names for log in read)]
-    if not drawn:
+    there = list(dict.fromkeys(name for log in read for name in log.names))
+    drawn = [name for name in names if name in there]
+    if not there or not names:
         raise ArgumentValueError(f"nothing to draw: the {len(read)} logs have no values.")
+    if len(drawn) < len(names):
+        missing = ", ".join(repr(name) for name in names if name not in there)
+        raise ArgumentValueError(f"no log has {missing}; they have {', '.join(there)}.")
     labels = labels if labels is not None else _labels(read)
+    if len(labels) != len(read):
+        raise ArgumentValueError(f"labels has {len(labels)} names for {len(read)} logs: give one for each.")
     figure_class = require("matplotlib.figure", extra="plot").Figure
     columns = min(2, len(drawn))
     rows = -(-len(drawn) // columns)

@@ -70,5 +70,12 @@ def read_log(path: str | os.PathLike[str]) -> Log:
     if torn and not records:
         raise ArgumentValueError(f"{path} is no log: none of its {len(torn)} lines is a record.")
     sidecar = path.with_name(path.name + ".meta.json")
-    meta = json.loads(sidecar.read_text(encoding="utf-8")) if sidecar.exists() else {}
-    return Log(path, records, meta, torn)
+    return Log(path, records, _read_meta(sidecar), torn)
+
+
+def _read_meta(sidecar: Path) -> dict[str, Any]:
+    try:
+        meta = json.loads(sidecar.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):  # a killed run may leave it torn
+        return {}
+    return meta if isinstance(meta, dict) else {}

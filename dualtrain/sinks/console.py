@@ -23,15 +23,18 @@ class ConsoleSink:
         epoch = "" if record.epoch is None else f"epoch {record.epoch}  "
         mode = "" if record.mode == "train" else f"{record.mode}  "
         values = "  ".join(f"{name} {_short(value)}" for name, value in record.values.items())
-        print(f"{mode}{epoch}step {record.step}  {values}", file=self._stream or sys.stdout)
+        print(f"{mode}{epoch}step {record.step}  {values}", file=self._target())
 
     def flush(self) -> None:
         """Flush the stream."""
-        (self._stream or sys.stdout).flush()
+        self._target().flush()
 
     def close(self) -> None:
         """Flush the stream and leave it open: it is not ours."""
         self.flush()
+
+    def _target(self) -> TextIO:
+        return sys.stdout if self._stream is None else self._stream
 
     def __repr__(self) -> str:
         return f"ConsoleSink(stream={self._stream!r})"

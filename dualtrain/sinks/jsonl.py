@@ -42,12 +42,17 @@ class JsonlSink:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _open_log(self.path, append)
-        if _is_regular(descriptor):
-            _end_torn_line(descriptor)
-            sidecar = sidecar_of(self.path)
-            if meta is not None and not (append and sidecar.exists()):
-                sidecar.write_text(json.dumps({"schema": SCHEMA_VERSION, **meta}) + "\n", encoding="utf-8")
-        self._file = os.fdopen(descriptor, "a", buffering=1, encoding="utf-8", newline="\n")
+        try:
+            if _is_regular(descriptor):
+                _end_torn_line(descriptor)
+                sidecar = sidecar_of(self.path)
+                if meta is not None and not (append and sidecar.exists()):
+                    line = json.dumps({"schema": SCHEMA_VERSION, **meta}) + "\n"
+                    sidecar.write_text(line, encoding="utf-8")
+            self._file = os.fdopen(descriptor, "a", buffering=1, encoding="utf-8", newline="\n")
+        except BaseException:
+            os.close(descriptor)  # which also releases the log
+            raise
 
     def write(self, record: Record) -> None:
         """Write one line."""

@@ -229,7 +229,7 @@ class BridgedRun:
     def agree_on_stop(self, native: Native) -> None:
         """Stop on every rank if one rank stops."""
         if self._any_rank is not None and self._any_rank(self.context.get_stop_requested()):
-            self.context.request_stop("another rank requested it")
+            self.context._stop_as_agreed()
             native.request_stop()
 
 
