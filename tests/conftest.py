@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # on small networks, threads only wait for each other
 os.environ.setdefault("GLOG_v", "3")  # MindSpore's log level, also in subprocesses: errors alone
 
 FRAMEWORKS = ("torch", "mindspore")

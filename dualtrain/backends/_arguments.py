@@ -65,7 +65,7 @@ def check_iterable(role: str, dataset: Any, *, passes: int) -> int | None:
             f"{role} has to be an iterable of batches, such as a list of (inputs, label) tuples "
             f"or a data loader, but got {type(dataset).__name__}."
         )
-    if passes > 1 and iter(dataset) is dataset:
+    if passes > 1 and hasattr(dataset, "__next__"):
         raise ArgumentValueError(
             f"{role} is a one-shot iterator ({type(dataset).__name__}) and {passes} passes over it were "
             f"asked for: pass something that can be iterated again, such as a list or a data loader."

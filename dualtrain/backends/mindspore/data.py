@@ -52,8 +52,7 @@ class Batches:
         if isinstance(first, Mapping):
             self.keys = label_last(first)
         self._columns(first)  # a batch of the wrong kind is an error before the first step
-        if self.length is None or iter(dataset) is dataset:
-            self._begun = chain([first], batches)
+        self._begun = chain([first], batches)  # a loader that shuffles anew in iter() is asked only once
 
     def get_dataset_size(self) -> float:
         """Return the number of batches; infinite where there is no length, so that comparing works."""
