@@ -121,7 +121,8 @@ class UpdateCell(GradientCell):
     def construct(self, share, rescale, *inputs):  # type: ignore[no-untyped-def]
         loss = self.network(*inputs)
         gradients = self.whole_gradients(loss, share, rescale, inputs)  # type: ignore[no-untyped-call]
-        gradients = self.clipped(gradients)  # type: ignore[no-untyped-call]
+        norm = self.measure(gradients)  # type: ignore[no-untyped-call]
+        gradients = self.clipped(gradients, norm)  # type: ignore[no-untyped-call]
         return self.apply(loss, gradients)  # type: ignore[no-untyped-call]
 
     def whole_gradients(self, loss, share, rescale, inputs):  # type: ignore[no-untyped-def]
@@ -132,11 +133,14 @@ class UpdateCell(GradientCell):
             rescale = rescale / self.scaler.scale_value
         return self.reducer(self.map(self.partial(_multiply, rescale), gradients))
 
-    def clipped(self, gradients):  # type: ignore[no-untyped-def]
+    def measure(self, gradients):  # type: ignore[no-untyped-def]
         norm = ops.sqrt(ops.addn(self.map(_square_sum, gradients)))
         ops.assign(self.norm, norm)
         if self.scaler is not None:
             ops.assign(self.finite, amp.all_finite(gradients))
+        return norm
+
+    def clipped(self, gradients, norm):  # type: ignore[no-untyped-def]
         if self.clip_norm is None:
             return gradients
         factor = ops.minimum(self.clip_norm / (norm + self.epsilon), Tensor(1.0, mindspore.float32))
@@ -234,6 +238,6 @@ def has_gradient(cell: nn.Cell, weights: Native, batch: tuple[Native, ...]) -> b
     A gradient that is zero by chance and one that was cut look the same; started from NaN
     instead of one, only the first comes out as NaN.
     """
-    gradient = ops.GradOperation(get_by_list=True, sens_param=True)(cell, weights)
-    gradients = gradient(*batch, Tensor(float("nan"), mindspore.float32))
+    start = ops.full_like(cell(*batch), float("nan"))
+    gradients = ops.GradOperation(get_by_list=True, sens_param=True)(cell, weights)(*batch, start)
     return any(bool(np.isnan(g.asnumpy()).any()) for g in gradients)

@@ -14,6 +14,7 @@ from dualtrain.errors import ArgumentTypeError
 from dualtrain.protocol import Native
 
 _END = object()
+_UNKNOWN = object()
 
 
 class Batches:
@@ -35,15 +36,11 @@ class Batches:
         self.length = check_iterable(role, dataset, passes=passes)
         self.keys: tuple[str, ...] = ()
         """The keys of mapping batches, in the order of the columns that they are handed on as."""
-        self.look_ahead = False
-        """Whether to take batches one ahead, so that ``is_last`` is known."""
-        self.is_last = False
-        """Whether the batch handed out last is the epoch's last one."""
         self._role = role
         self._dataset = dataset
         self._batches: Iterator[Any] | None = None
         self._begun: Iterator[Any] | None = None
-        self._ahead: Any = _END
+        self._following: Any = _UNKNOWN
         batches = iter(dataset)
         try:
             first = next(batches)
@@ -65,18 +62,19 @@ class Batches:
     def __next__(self) -> tuple[Any, ...]:
         if self._batches is None:
             self._batches, self._begun = self._begun or iter(self._dataset), None
-            self._ahead = next(self._batches, _END) if self.look_ahead else None
-        try:
-            if not self.look_ahead:
-                return self._columns(next(self._batches))
-            batch, self._ahead = self._ahead, next(self._batches, _END)
-            if batch is _END:
-                raise StopIteration
-            self.is_last = self._ahead is _END
-            return self._columns(batch)
-        except StopIteration:
+            self._following = _UNKNOWN
+        batch = next(self._batches, _END) if self._following is _UNKNOWN else self._following
+        self._following = _UNKNOWN
+        if batch is _END:
             self._batches = None
-            raise
+            raise StopIteration
+        return self._columns(batch)
+
+    def is_last(self) -> bool:
+        """Tell whether the batch given out last is the epoch's last one, by looking one ahead."""
+        if self._following is _UNKNOWN and self._batches is not None:
+            self._following = next(self._batches, _END)
+        return self._following is _END
 
     def reset(self) -> None:
         """Start anew with the next batch, as after an epoch that was left early."""

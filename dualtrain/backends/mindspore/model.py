@@ -28,7 +28,7 @@ from dualtrain.backends._contract import check_contract, warn_of_batch_norm
 from dualtrain.backends.mindspore.backend import BACKEND, graph_mode
 from dualtrain.backends.mindspore.bridge import BridgedRun, is_native
 from dualtrain.backends.mindspore.cells import CLAIM, EvalCell, ForwardCell, LossEvalCell, TrainStepCell
-from dualtrain.backends.mindspore.data import Batches, as_dataset
+from dualtrain.backends.mindspore.data import as_dataset
 from dualtrain.backends.mindspore.metrics import make_metrics
 from dualtrain.backends.mindspore.optimizer import make_scalable, table_length, working_set_data
 from dualtrain.backends.mindspore.signals import InterruptWatch
@@ -270,11 +270,10 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         if not (asked or events or needed & _OURS) or self._optimizer is None:
             return None
         if self._step_cell is None:
-            self._step_cell = StepCell(self._native_network, self._clip_norm, self._scaler)
+            names = batch_norm_names(self._network)  # type: ignore[has-type]
+            self._step_cell = StepCell(self._native_network, self._clip_norm, self._scaler, names)
             self._step_cell._jit_config_dict = self._native_network._jit_config_dict
         self._step_cell.reset(self._accumulate_steps)
-        if isinstance(dataset, Batches):
-            dataset.look_ahead = self._accumulate_steps > 1 or Capability.ACCUMULATION in needed
         self._train_network = self._step_cell
         return self._step_cell
 

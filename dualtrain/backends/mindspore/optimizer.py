@@ -8,7 +8,7 @@ changes what reads back and not what is used; ``ops.assign`` writes into that st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,13 +26,13 @@ class MindSporeLearningRate:
 
     Args:
         optimizer: A ``mindspore.nn.Optimizer``.
+        steps_ahead: Tells by how much the optimizer's step counter is ahead of the step whose rate
+            is asked for: after an update it points to the next one.
     """
 
-    def __init__(self, optimizer: Native) -> None:
+    def __init__(self, optimizer: Native, steps_ahead: Callable[[], int] = int) -> None:
         self._optimizer = optimizer
-        self.steps_ahead = 0
-        """By how much the optimizer's step counter is ahead of the step whose rate is asked for:
-        at step end it points to the next one already."""
+        self._steps_ahead = steps_ahead
 
     def read(self) -> Rate:
         rates = tuple(self._value(form) for form in self._forms())
@@ -81,7 +81,7 @@ class MindSporeLearningRate:
         parameter = _parameter_of(form)
         if parameter is not None and parameter.ndim == 0:
             return _shortest(parameter.asnumpy())
-        step = max(int(self._optimizer.global_step.asnumpy().item()) - self.steps_ahead, 0)
+        step = max(int(self._optimizer.global_step.asnumpy().item()) - self._steps_ahead(), 0)
         if parameter is not None:
             table = parameter.asnumpy()
             return _shortest(table[min(step, len(table) - 1)])

@@ -15,6 +15,7 @@ from dualtrain.backends._contract import (
     warn_of_dropped_window,
 )
 from dualtrain.backends.mindspore.cells import AccumulateCell, Kept, UpdateCell, has_gradient
+from dualtrain.backends.mindspore.data import Batches
 from dualtrain.backends.mindspore.optimizer import MindSporeLearningRate
 from dualtrain.bus import Emitter, EventBus
 from dualtrain.context import RunContext
@@ -33,10 +34,18 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
         native: MindSpore's own train step, with its loss, optimizer and mixed precision.
         clip_norm: The largest norm that the gradients of an update may have; None: any.
         scaler: A ``mindspore.amp.DynamicLossScaler``; None: the loss is not scaled.
+        batch_norms: The names of the network's BatchNorm layers, for a warning.
     """
 
-    def __init__(self, native: nn.TrainOneStepCell, clip_norm: float | None, scaler: Native) -> None:
+    def __init__(
+        self,
+        native: nn.TrainOneStepCell,
+        clip_norm: float | None,
+        scaler: Native,
+        batch_norms: list[str],
+    ) -> None:
         super().__init__(native.network, native.optimizer)
+        self.batch_norms = batch_norms
         self.clip_norm = clip_norm
         self.scaler = scaler
         self.kept = Kept()
@@ -47,6 +56,9 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
         """Begin a run: nothing is accumulated."""
         self.accumulate_steps = accumulate_steps
         self.updated = False
+        """Whether this batch ends a window, so that the norm is known."""
+        self.applied = False
+        """Whether the optimizer has been called for it, or would have been but for an overflow."""
         self.filled = self.window = 0
         self._left: float = float("inf")
         self._emitters: dict[Event, Emitter] = {}
@@ -66,37 +78,51 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
         self._emitters = {e: emitter for e in inside if (emitter := bus.emitter(e)) is not None}
 
     def begin_epoch(self, dataset: Any) -> None:
-        """Begin an epoch; an infinite number of batches is an unknown one."""
+        """Begin an epoch."""
         self._left = dataset.get_dataset_size()
         self._dataset = dataset
 
     def __call__(self, *inputs: Native) -> Native:
         """Train on a batch and return its loss."""
+        self.updated = self.applied = False
         if self.filled == 0:
-            self.window = int(max(min(self.accumulate_steps, self._left), 1))
-        self._left -= 1
+            self.window = self.accumulate_steps
         self.filled += 1
-        is_last = self._left <= 0 or getattr(self._dataset, "is_last", False)
-        self.updated = is_last or self.filled >= self.window
+        self._left -= 1
         share = _scalar(1 / self.window)
-        if not self.updated:
+        if self.filled < self.window and not self._is_last():
             loss = self._part("accumulate")(share, *inputs)
             self._emit(Event.AFTER_BACKWARD, loss)
             return loss
-        rescale = _scalar(self.window / self.filled)
+        rescale = _scalar(self.window / self.filled)  # the epoch may end before the window is full
         part = self._part("update" if self.filled == 1 else "update with totals")
         self.filled = 0
-        if not self._emitters:
-            return part(share, rescale, *inputs)
+        if self._emitters:
+            loss = self._update_by_parts(part, share, rescale, inputs)
+        else:
+            loss = part(share, rescale, *inputs)
+        self.updated = self.applied = True
+        return loss
+
+    def _update_by_parts(self, part: UpdateCell, share: Tensor, rescale: Tensor, inputs: Native) -> Native:
         loss = part.network(*inputs)
-        gradients = part.whole_gradients(loss, share, rescale, inputs)
+        gradients = part.whole_gradients(loss, share, rescale, inputs)  # type: ignore[no-untyped-call]
         self._emit(Event.AFTER_BACKWARD, loss)
+        norm = part.measure(gradients)  # type: ignore[no-untyped-call]
+        self.updated = True
         self._emit(Event.GRADIENTS_READY, loss)
-        gradients = part.clipped(gradients)
+        gradients = part.clipped(gradients, norm)  # type: ignore[no-untyped-call]
         self._emit(Event.BEFORE_OPTIMIZER_STEP, loss)
-        part.apply(loss, gradients)
+        part.apply(loss, gradients)  # type: ignore[no-untyped-call]
+        self.applied = True
         self._emit(Event.AFTER_OPTIMIZER_STEP, loss)
         return loss
+
+    def _is_last(self) -> bool:
+        """Whether this batch is the epoch's last one."""
+        if isinstance(self._dataset, Batches):
+            return self._dataset.is_last()
+        return self._left <= 0
 
     def drop_window(self) -> None:
         """Drop what a stop has left in a window, and say so."""
@@ -143,7 +169,9 @@ class MindSporeStep:
         self._start = self._count()
         self._cell = cell
         self._ended = False
-        self.learning_rate = None if self._counter is None else MindSporeLearningRate(optimizer)
+        self.learning_rate = None
+        if self._counter is not None:
+            self.learning_rate = MindSporeLearningRate(optimizer, self._steps_ahead)
 
     @property
     def global_step(self) -> int:
@@ -156,24 +184,27 @@ class MindSporeStep:
             self._cell.begin_epoch(dataset)
 
     def begins(self) -> None:
-        """Note that a step begins: the optimizer's counter points to its rate."""
+        """Note that a step begins."""
         self._ended = False
-        if self.learning_rate is not None:
-            self.learning_rate.steps_ahead = 0
+        if self._cell is not None:
+            self._cell.updated = self._cell.applied = False
 
     def ends(self) -> None:
-        """Note that a step has ended: the optimizer's counter may point to the next one's rate."""
+        """Note that a step has ended."""
         self._ended = True
-        if self.learning_rate is not None and self.is_update_step:
-            self.learning_rate.steps_ahead = 0 if self.step_skipped else 1
+
+    def _steps_ahead(self) -> int:
+        """By how much the optimizer's counter is ahead of the step whose rate is asked for."""
+        applied = self._ended if self._cell is None else self._cell.applied
+        return int(applied and not self.step_skipped)
 
     @property
     def is_update_step(self) -> bool:
-        return self._ended and (self._cell is None or self._cell.updated)
+        return self._ended if self._cell is None else self._cell.updated
 
     @property
     def step_skipped(self) -> bool:
-        if self._cell is None or self._cell.scaler is None or not self._cell.updated:
+        if self._cell is None or self._cell.scaler is None or not self._cell.applied:
             return False
         return not bool(self._cell.kept.finite.asnumpy())
 
@@ -196,7 +227,7 @@ class MindSporeStep:
             )
         if self._cell.filled:
             raise inside_window(self._cell.filled, self._cell.window)
-        warn_of_batch_norm(batch_norm_names(self._cell.network), value)
+        warn_of_batch_norm(self._cell.batch_norms, value)
         self._cell.accumulate_steps = value
 
     def grad_norm(self) -> float | None:

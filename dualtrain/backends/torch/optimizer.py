@@ -148,6 +148,10 @@ class Schedule:
             )
         self.scheduler = scheduler
 
+    def belongs_to(self, optimizer: Native) -> bool:
+        """Tell whether this is the optimizer whose rate it writes."""
+        return self.scheduler.optimizer is optimizer
+
     def advance(self, rate: TorchLearningRate, metrics: Mapping[str, Any], loss: float | None) -> None:
         """Step the scheduler.
 

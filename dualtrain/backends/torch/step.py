@@ -29,6 +29,7 @@ from dualtrain.protocol import Capability, Native
 logger = logging.getLogger(__name__)
 
 _END = object()
+_UNKNOWN = object()
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -136,10 +137,10 @@ class TrainStep:
         self._accumulate_steps = accumulate_steps
         self._warn_of_batch_norm(accumulate_steps)
         self._window = self._filled = 0
-        self._is_last = False
-        self._left: int | None = None
+        self._iterator: Iterator[Native] = iter(())
+        self._following: Any = _UNKNOWN
         self._skipped_batches = 0
-        self._stepped = False
+        self._stepped = self._driving = False
         self._scaled_in_batch = False
         self._inside_train_step = False
         self._norm: torch.Tensor | float | None = None
@@ -161,9 +162,13 @@ class TrainStep:
                 if isinstance(optimizer, torch.optim.Optimizer):  # each hook costs a microsecond a step
                     if self._train_step is not None and self._automatic:
                         hooks.callback(optimizer.register_step_pre_hook(self._before_native_step).remove)
-                    if self._scaler is not None:
+                    if self._scaler is not None or not self._automatic:
                         hooks.callback(optimizer.register_step_post_hook(self._after_native_step).remove)
-            yield
+            try:
+                yield
+            except BaseException:
+                self._forget_unscaled()
+                raise
             self._drop_window()
 
     # Batches, and the window they make.
@@ -182,23 +187,21 @@ class TrainStep:
 
     def __iter__(self) -> Iterator[Native]:
         """Go through the batches of an epoch."""
-        if self._accumulate_steps == 1 or not self._automatic:
-            self._is_last, self._left = True, None
-            for batch in self._batches:
-                self.learning_rate.release()
-                yield batch
-            return
-        batches = iter(self._batches)
-        batch = next(batches, _END)
-        self._left = self._batches.length
-        while batch is not _END:
-            following = next(batches, _END)  # one batch ahead, to know the last one
-            self._is_last = following is _END
+        self._iterator = iter(self._batches)
+        self._following = _UNKNOWN
+        while True:
+            batch = next(self._iterator, _END) if self._following is _UNKNOWN else self._following
+            if batch is _END:
+                return
+            self._following = _UNKNOWN
             self.learning_rate.release()
             yield batch
-            batch = following
-            if self._left is not None:
-                self._left -= 1
+
+    def _is_last(self) -> bool:
+        """Whether this batch is the epoch's last one: only the next one tells, so look one ahead."""
+        if self._following is _UNKNOWN:
+            self._following = next(self._iterator, _END)
+        return self._following is _END
 
     def __call__(self, batch: Native) -> Native:
         """Train on a batch and return its outputs, detached."""
@@ -209,9 +212,8 @@ class TrainStep:
             return self._run_manually(batch)
         if self._filled == 0:
             self._optimizer.zero_grad()
-            window = self._accumulate_steps
-            self._window = window if self._left is None else min(window, max(self._left, 1))
-        closes = self._is_last or self._filled + 1 >= self._window
+            self._window = self._accumulate_steps
+        closes = self._filled + 1 >= self._window or self._is_last()
         if closes or self._no_sync is None:
             return self._run(batch, closes)
         with self._no_sync():  # gradients are reduced once, with the window's last batch
@@ -262,16 +264,11 @@ class TrainStep:
             torch._foreach_mul_(self._gradients(optimizer), self._window / self._filled)
         self._filled = 0
         self._finish_update(optimizer)
-        if self._scaler is not None:
-            self._scaler.update()
-        schedule = self._schedule
-        if schedule is not None and schedule.interval == "update" and not self.step_skipped:
-            loss = self._context.loss if schedule.monitor == "loss" else None
-            schedule.advance(self.learning_rate, {}, loss)
 
     def _finish_update(self, optimizer: Native) -> None:
         """Norm, clip, step, with the events around them; the gradients are whole and unscaled."""
         self.is_update_step = True
+        self.step_skipped = False
         self._norm_is_due = True
         if self._gradients_ready is not None:
             self._gradients_ready(self._context)
@@ -285,16 +282,28 @@ class TrainStep:
             self._norm = total_norm(self._gradients(optimizer))
         if self._before_optimizer_step is not None:
             self._before_optimizer_step(self._context)
-        self._stepped = False
+        self._driving = True
         if self._scaler is None:
             optimizer.step()
         else:
+            self._stepped = False
             self._scaler.step(optimizer)  # skips if unscaling has met an infinity
             self.step_skipped = not self._stepped
+            if self._automatic:
+                self._scaler.update()
+        self._driving = False
         if not self.step_skipped:
-            self.global_step += 1
+            self._count_update(optimizer)
         if self._after_optimizer_step is not None:
             self._after_optimizer_step(self._context)
+
+    def _count_update(self, optimizer: Native) -> None:
+        self.is_update_step = True
+        self.global_step += 1
+        schedule = self._schedule
+        if schedule is not None and schedule.interval == "update" and schedule.belongs_to(optimizer):
+            loss = self._context.loss if schedule.monitor == "loss" else None
+            schedule.advance(self.learning_rate, {}, loss)
 
     def epoch_ended(self) -> None:
         """Step a schedule that goes by epochs."""
@@ -314,9 +323,6 @@ class TrainStep:
             outputs = self._train_step(self._network, batch, self._context)
         if self._scaler is not None and self._scaled_in_batch:
             self._scaler.update()
-        schedule = self._schedule
-        if schedule is not None and schedule.interval == "update" and self.is_update_step:
-            schedule.advance(self.learning_rate, {}, None)
         return as_outputs(outputs)
 
     def zero_grad(self, optimizer: Native) -> None:
@@ -324,6 +330,7 @@ class TrainStep:
 
     def backward(self, loss: Native) -> None:
         checked_loss(loss, "backward(loss)")
+        self._params["net_outputs"] = as_outputs(loss)
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()
         if self._after_backward is not None:
             self._after_backward(self._context)
@@ -377,8 +384,20 @@ class TrainStep:
                 "batch would update twice: return the loss alone, or pass automatic_optimization=False."
             )
 
-    def _after_native_step(self, *args: Any) -> None:
-        self._stepped = True
+    def _after_native_step(self, optimizer: Native, *args: Any) -> None:
+        # A fused optimizer is called on an overflow too, is handed the news, and does nothing.
+        overflow = getattr(optimizer, "found_inf", None)
+        self._stepped = overflow is None or not bool(overflow)
+        if not self._driving and not self._automatic:  # train_step has called it itself
+            self._count_update(optimizer)
+
+    def _forget_unscaled(self) -> None:
+        """Let the next run unscale anew where an error has come between unscaling and update."""
+        if self._scaler is not None:
+            try:
+                self._scaler.update()
+            except AssertionError:
+                pass  # nothing had been unscaled
 
     def _drop_window(self) -> None:
         if self._filled:
@@ -393,7 +412,7 @@ class TrainStep:
                 f"parallel run would wait for its gradients: return a loss on every rank."
             )
         self._params["net_outputs"] = None
-        if self._is_last and self._filled:
+        if self._filled and self._is_last():
             self._update()
         self._skipped_batches += 1
         if self._skipped_batches == 1:
