@@ -38,6 +38,8 @@ class LabelSmoothing(Callback):
         if not scheduling:
             raise ArgumentValueError("LabelSmoothing takes at least one epoch, but got an empty mapping.")
         for epoch, smoothing in scheduling.items():
+            if isinstance(smoothing, bool) or not isinstance(smoothing, (int, float)):
+                raise ArgumentTypeError(f"LabelSmoothing takes numbers, but got {smoothing!r}.")
             if isinstance(epoch, bool) or not isinstance(epoch, int):
                 raise ArgumentTypeError(f"LabelSmoothing takes integer epochs, but got {epoch!r}.")
             if epoch < 0 or not 0 <= smoothing < 1:

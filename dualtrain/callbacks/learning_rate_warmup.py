@@ -21,7 +21,7 @@ class LearningRateWarmup(Callback):
         start_factor: The first update's factor; positive, at most 1.
 
     Cost: one comparison per step after the warm-up; during it a write of the rate.
-    Events: train begin, train step begin, teardown.
+    Events: train begin, train step begin, train step end, teardown.
     """
 
     def __init__(self, steps: int, start_factor: float) -> None:
@@ -44,12 +44,15 @@ class LearningRateWarmup(Callback):
     def on_train_step_begin(self, run_context: RunContext) -> None:
         if self._updates >= self.steps and self._factor == 1.0:
             return
-        self._updates = self._updates_before + (run_context.global_step or 0)
         progress = min(self._updates / self.steps, 1.0)
         factor = self.start_factor + (1 - self.start_factor) * progress
         if factor != self._factor:
             run_context.scale_lr(factor / self._factor)
             self._factor = factor
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        if self._factor != 1.0:
+            self._updates = self._updates_before + (run_context.global_step or 0)
 
     def on_teardown(self, run_context: RunContext) -> None:
         factor, self._factor = self._factor, 1.0

@@ -10,6 +10,7 @@ from typing import Any
 from dualtrain.callback import Callback
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentTypeError
+from dualtrain.protocol import Rate
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +22,8 @@ class LrCheck(Callback):
 
     Args:
         expected: The intended rate of each update, counted from 0: a function of the update's
-            number, or a sequence. After a sequence's end nothing is checked.
+            number, or a sequence. One rate is meant for every parameter group, a tuple has one for
+            each. After a sequence's end nothing is checked.
         rtol: The relative difference that is tolerated; 1e-5 is what float32 rates need.
 
     Attributes:
@@ -31,14 +33,14 @@ class LrCheck(Callback):
     Cost: one read of the rate per update until they part, then none. Events: train begin, train step end.
     """
 
-    def __init__(self, expected: Callable[[int], float] | Sequence[float], *, rtol: float = 1e-5) -> None:
+    def __init__(self, expected: Callable[[int], Rate] | Sequence[Rate], *, rtol: float = 1e-5) -> None:
         if not callable(expected) and not isinstance(expected, Sequence):
             raise ArgumentTypeError(
                 f"LrCheck takes a function of the update's number or a sequence, but got {expected!r}."
             )
         self.expected = expected
         self.rtol = rtol
-        self.first_difference: tuple[int, int, float, Any] | None = None
+        self.first_difference: tuple[int, int, Any, Any] | None = None
         self._checked = self._updates_before = 0
         self._resuming = False
 
@@ -57,22 +59,30 @@ class LrCheck(Callback):
         self._checked = updates
         update = updates - 1
         if callable(self.expected):
-            expected = float(self.expected(update))
+            expected = self.expected(update)
         elif update < len(self.expected):
-            expected = float(self.expected[update])
+            expected = self.expected[update]
         else:
             return
         actual = run_context.lr
-        rates = actual if isinstance(actual, tuple) else (actual,)
-        if not any(rate is not None and math.isclose(rate, expected, rel_tol=self.rtol) for rate in rates):
+        if not self._agree(expected, actual):
             self.first_difference = (run_context.step or 0, update, expected, actual)
             logger.warning(
-                "The learning rate of update %d (step %s) is %s, but %g was intended.",
+                "The learning rate of update %d (step %s) is %s, but %s was intended.",
                 update,
                 run_context.step,
                 actual,
                 expected,
             )
+
+    def _agree(self, expected: Any, actual: Any) -> bool:
+        """Whether each group has the intended rate: its own, or the one for all."""
+        rates = actual if isinstance(actual, tuple) else (actual,)
+        intended = expected if isinstance(expected, (tuple, list)) else (expected,) * len(rates)
+        return len(intended) == len(rates) and all(
+            rate is not None and math.isclose(rate, float(wanted), rel_tol=self.rtol)
+            for rate, wanted in zip(rates, intended, strict=True)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the first difference, and how many updates have been checked."""

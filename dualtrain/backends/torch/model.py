@@ -22,7 +22,7 @@ from dualtrain.backends._contract import check_contract
 from dualtrain.backends.torch.backend import BACKEND
 from dualtrain.backends.torch.data import Batches, to_device
 from dualtrain.backends.torch.metrics import LossMetric, make_metrics
-from dualtrain.backends.torch.optimizer import Schedule, learning_rate_attribute
+from dualtrain.backends.torch.optimizer import Schedule, TorchLearningRate, learning_rate_attribute
 from dualtrain.backends.torch.step import EvalStep, Precision, TrainStep, check_steps_without_closure
 from dualtrain.bus import EventBus
 from dualtrain.context import CallbackParams, RunContext
@@ -92,6 +92,9 @@ class TorchModel:
             None if lr_scheduler is None else Schedule(lr_scheduler, [*self._optimizers.values()])
         )
         self._metrics = make_metrics(metrics)
+        self._learning_rate = TorchLearningRate(*self._optimizers.values())
+        if self._schedule is not None:
+            self._learning_rate.follow(self._schedule.scheduler)
         if device is None:
             self._device = _device_of(network)
         else:
@@ -152,6 +155,7 @@ class TorchModel:
             train_batches,
             accumulate_steps=self._accumulate_steps,
             clip_norm=self._clip_norm,
+            learning_rate=self._learning_rate,
             schedule=self._schedule,
             precision=self._precision,
             automatic=self._automatic,

@@ -51,13 +51,19 @@ class TorchLearningRate:
         self._used = None
 
     def scale(self, factor: float, min_lr: float = 0.0) -> Rate:
-        self._used = None
-        for i, group in enumerate(self._groups):
-            old = float(group["lr"])
-            new = lowered(old, factor, min_lr)
+        groups = self._groups
+        in_use = self._used or [float(group["lr"]) for group in groups]
+        new = [lowered(rate, factor, min_lr) for rate in in_use]
+        # A rate of 0, from which a warm-up may begin, is scaled for later.
+        ratios = [
+            after / before if before > 0 else factor for before, after in zip(in_use, new, strict=True)
+        ]
+        for i, (group, ratio) in enumerate(zip(groups, ratios, strict=True)):
             if self._schedule:
-                self._factors[i] *= new / old if old > 0 else factor  # a warm-up may begin at 0
-            _write_group(group, new)
+                self._factors[i] *= ratio
+            _write_group(group, new[i] if self._used is None else float(group["lr"]) * ratio)
+        if self._used is not None:
+            self._used = new
         return self.read()
 
     def follow(self, schedule: Native) -> None:
@@ -141,6 +147,11 @@ class Schedule:
             raise ArgumentValueError(
                 "ReduceLROnPlateau needs to know what to look at: pass "
                 "lr_scheduler={'scheduler': s, 'monitor': 'eval_loss'} or another metric's name."
+            )
+        if self._on_plateau and self.interval == "update" and self.monitor != "loss":
+            raise ArgumentValueError(
+                f"ReduceLROnPlateau with interval 'update' can look at the training 'loss' alone, since "
+                f"{self.monitor!r} is known once an epoch: leave interval out."
             )
         if not any(scheduler.optimizer is optimizer for optimizer in optimizers):
             raise ArgumentValueError(

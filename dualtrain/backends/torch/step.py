@@ -95,6 +95,7 @@ class TrainStep:
         batches: The batches of an epoch.
         accumulate_steps: Batches per update.
         clip_norm: The largest norm that the gradients of an update may have; None: any.
+        learning_rate: The optimizers' learning rate, which outlives the run with what it was scaled by.
         schedule: The learning rate's schedule, if there is one.
         precision: Mixed precision.
         automatic: False: ``train_step`` drives backward and updates.
@@ -110,6 +111,7 @@ class TrainStep:
         *,
         accumulate_steps: int,
         clip_norm: float | None,
+        learning_rate: TorchLearningRate,
         schedule: Schedule | None,
         precision: Precision,
         automatic: bool,
@@ -128,9 +130,8 @@ class TrainStep:
         self._scaler = precision.scaler
         self._automatic = automatic
         self._no_sync = getattr(network, "no_sync", None)
-        self.learning_rate = TorchLearningRate(*optimizers.values())
-        if schedule is not None:
-            self.learning_rate.follow(schedule.scheduler)
+        self.learning_rate = learning_rate
+        learning_rate.release()
         self.global_step = 0
         self.is_update_step = False
         self.step_skipped = False
