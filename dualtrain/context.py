@@ -346,7 +346,8 @@ class RunContext:
                 f"log() needs a name other than {', '.join(sorted(RESERVED_NAMES))}, but got {name!r}."
             )
         try:
-            number = float(value)
+            # torch warns when a tensor that still has a gradient is read as a number
+            number = float(value.detach() if hasattr(value, "detach") else value)
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise ArgumentTypeError(
                 f"log({name!r}, ...) takes a number or a scalar tensor, "
