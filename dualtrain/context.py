@@ -138,8 +138,10 @@ class RunContext:
 
     @property
     def global_step(self) -> int | None:
-        """Optimizer updates of this run so far."""
-        return None if self._step is None else self._step.global_step
+        """Optimizer updates of this run so far; 0 in a lone evaluation."""
+        if self._step is None:
+            return 0 if self.mode == "eval" else None
+        return self._step.global_step
 
     @property
     def epoch(self) -> int | None:

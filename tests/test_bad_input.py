@@ -520,7 +520,6 @@ def test_the_valid_frequency_is_positive_integers(engine, valid_frequency, kind,
     [
         ("item", ArgumentTypeError, ["scalar loss tensor", ".item()"]),
         ("numpy", ArgumentTypeError, ["scalar loss tensor"]),
-        ("number", ArgumentTypeError, ["scalar loss tensor", ".item()"]),
         ("detached", ArgumentValueError, ["a loss without a gradient", "nothing to train"]),
         ("vector", ArgumentValueError, ["has to give a scalar loss", "tensor", "reduce it"]),
         ("without_loss", ArgumentValueError, ["mapping", "'loss'"]),

@@ -198,9 +198,13 @@ def test_a_schedule_moves_with_each_of_several_updates_in_a_batch(engine):
     network = engine.weight()
     optimizer, options = engine.scheduled_sgd(network, [0.1, 0.2, 0.3, 0.4])
     seen = Seen(lambda c: c.global_step)
-    manual(network, optimizer, twice, **options).train(1, ones(2), seen)
+    rates = [
+        Seen(lambda c: c.lr, event) for event in ("on_before_optimizer_step", "on_after_optimizer_step")
+    ]
+    manual(network, optimizer, twice, **options).train(1, ones(2), [seen, *rates])
     assert engine.value(network) == close(0)
     assert seen.values == [2, 4]
+    assert [reader.values for reader in rates] == [close([0.1, 0.2, 0.3, 0.4])] * 2
 
 
 def test_a_schedule_does_not_move_with_a_batch_that_updates_nothing(engine):

@@ -84,6 +84,18 @@ def test_an_overflow_skips_one_update_and_nothing_else(engine):
     assert scales[1].values == [scale, scale / 2, scale / 2, scale / 2]
 
 
+def test_what_a_step_was_is_forgotten_when_the_next_begins(engine):
+    """A step's end says that it updated, or skipped it; the next one's begin is about another batch."""
+    _, model = make(engine, clip_norm=10.0)
+    begins, ends = (
+        Seen(lambda c: (c.is_update_step, c.step_skipped, c.grad_norm), event)
+        for event in ("on_train_step_begin", "on_train_step_end")
+    )
+    model.train(2, batches((1, 0), (INF, 0)), [begins, ends])
+    assert begins.values == [(False, False, None)] * 4
+    assert [values[:2] for values in ends.values] == [(True, False), (True, True)] * 2
+
+
 def test_an_overflow_in_a_window_drops_its_update_and_the_next_one_is_as_ever(engine):
     """Windows of 2: (1, 3) moves by .2; (1, inf) by nothing; (2, 4) by .3; the short (inf) by nothing."""
     network, model = make(engine, accumulate_steps=2)

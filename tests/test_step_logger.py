@@ -131,13 +131,14 @@ def test_a_stop_is_logged_at_its_step(engine):
 
 
 @pytest.mark.parametrize("logger_first", [True, False])
-def test_a_stop_at_a_step_that_is_due_is_logged_once_though_the_evaluation_logs(engine, logger_first):
+def test_what_is_logged_after_a_stop_at_a_step_that_is_due_is_kept(engine, logger_first):
+    """A logger that had written its row before the stop was requested writes another one."""
     stopper = At("on_train_step_end", lambda run_context: run_context.request_stop(), step=4)
     noter = At("on_eval_end", lambda run_context: run_context.log("note", 7))
     logger = StepLogger(log_interval=2)
     callbacks = [logger, stopper] if logger_first else [stopper, logger]
     run(engine, *callbacks, noter, epochs=2, data=ones(10), valid=ones(1))
-    assert column("step") == [2, 4]
+    assert column("step") == ([2, 4, 4] if logger_first else [2, 4])
     assert rows_of()[-1]["note"] == 7
 
 
@@ -148,14 +149,16 @@ def test_an_evaluation_adds_no_row_and_moves_no_counter(engine):
     assert not any("mode" in row for row in rows_of())
 
 
-def test_a_lone_evaluation_leaves_no_log(engine):
-    network = engine.weight()
-    dt.Model(network, engine.loss_fn(), engine.sgd(network)).eval(ones(2), StepLogger(log_interval=1))
+def test_a_lone_evaluation_leaves_no_log(torch_engine):
+    network = torch_engine.weight()
+    dt.Model(network, torch_engine.loss_fn(), torch_engine.sgd(network)).eval(
+        ones(2), StepLogger(log_interval=1)
+    )
     assert not LOG.exists()
 
 
-def test_steps_count_from_one_again_after_an_initial_epoch(engine):
-    run(engine, StepLogger(log_interval=2), epochs=4, initial_epoch=2, data=ones(3))
+def test_steps_count_from_one_again_after_an_initial_epoch(torch_engine):
+    run(torch_engine, StepLogger(log_interval=2), epochs=4, initial_epoch=2, data=ones(3))
     assert column("step") == [2, 4, 6]
     assert column("epoch") == [3, 4, 4]
 
@@ -199,6 +202,16 @@ def test_a_rate_is_the_one_that_the_step_used(engine):
     assert column("lr", "after.jsonl") == [0.25, 0.5, 0.5]
 
 
+@pytest.mark.parametrize("event", ["on_train_step_end", "on_eval_end", "on_train_epoch_end"])
+def test_a_last_row_beside_the_interval_shows_the_rate_that_its_step_used(torch_engine, event):
+    def change(run_context):
+        run_context.lr = 0.5
+
+    changer = At(event, change, step=None if event == "on_eval_end" else 3)
+    run(torch_engine, StepLogger(log_interval=2), changer, valid=ones(1))
+    assert [(row["step"], row["lr"]) for row in rows_of()] == [(2, 0.25), (3, 0.25)]
+
+
 def test_several_parameter_groups_give_a_list_of_rates(engine):
     network = engine.two_weights()
     model = dt.Model(network, engine.loss_fn(), engine.sgd_groups(network, 0.1, 0.01))
@@ -206,8 +219,8 @@ def test_several_parameter_groups_give_a_list_of_rates(engine):
     assert column("lr") == [[0.1, 0.01], [0.1, 0.01]]
 
 
-def test_full_precision_is_kept(engine):
-    run(engine, StepLogger(log_interval=1), data=batches((0.1, 0)), w=1 / 3, lr=0.1)
+def test_full_precision_is_kept(torch_engine):
+    run(torch_engine, StepLogger(log_interval=1), data=batches((0.1, 0)), w=1 / 3, lr=0.1)
     assert column("loss") == [float(np.float32(1 / 3) * np.float32(0.1))]
 
 
@@ -230,29 +243,29 @@ def test_a_value_logged_after_the_logger_ran_is_in_its_next_row(engine):
     assert "seen" not in rows[2]
 
 
-def test_what_was_logged_between_two_rows_is_in_the_later_one(engine):
+def test_what_was_logged_between_two_rows_is_in_the_later_one(torch_engine):
     def log(run_context):
         run_context.log("seen", run_context.step)
 
-    run(engine, At("on_train_step_end", log, step=2), StepLogger(log_interval=4), data=ones(4))
+    run(torch_engine, At("on_train_step_end", log, step=2), StepLogger(log_interval=4), data=ones(4))
     assert [(row["step"], row["seen"]) for row in rows_of()] == [(4, 2.0)]
 
 
-def test_of_several_values_for_a_name_the_last_one_wins(engine):
+def test_of_several_values_for_a_name_the_last_one_wins(torch_engine):
     def log(run_context):
         for value in (1, 3, 2):
             run_context.log("x", value)
 
-    run(engine, At("on_train_step_end", log, step=1), StepLogger(log_interval=1), data=ones(2))
+    run(torch_engine, At("on_train_step_end", log, step=1), StepLogger(log_interval=1), data=ones(2))
     assert [row.get("x") for row in rows_of()] == [2.0, None]
 
 
-def test_each_logger_gets_every_value_once(engine):
+def test_each_logger_gets_every_value_once(torch_engine):
     def log(run_context):
         run_context.log("x", run_context.step)
 
     loggers = StepLogger("every.jsonl", 1), StepLogger("second.jsonl", 2)
-    run(engine, loggers[0], At("on_train_step_end", log), loggers[1], data=ones(4))
+    run(torch_engine, loggers[0], At("on_train_step_end", log), loggers[1], data=ones(4))
     assert [row.get("x") for row in rows_of("every.jsonl")] == [None, 1.0, 2.0, 4.0]
     assert [row.get("x") for row in rows_of("second.jsonl")] == [2.0, 4.0]
 
@@ -270,9 +283,9 @@ def test_what_the_last_evaluation_logs_is_in_the_last_row(engine):
     ]
 
 
-def test_what_the_last_evaluation_logs_is_in_a_last_row_beside_the_interval(engine):
+def test_what_the_last_evaluation_logs_is_in_a_last_row_beside_the_interval(torch_engine):
     log = At("on_eval_end", lambda run_context: run_context.log("score", 1.5))
-    run(engine, log, StepLogger(log_interval=2), data=ones(3), valid=ones(1))
+    run(torch_engine, log, StepLogger(log_interval=2), data=ones(3), valid=ones(1))
     assert [(row["step"], row.get("score")) for row in rows_of()] == [(2, None), (3, 1.5)]
 
 
@@ -318,13 +331,13 @@ def test_a_log_reads_back_as_it_was_recorded(engine):
     assert [record.time for record in records] == column("timestamp")
 
 
-def test_names_with_a_dot_read_back_beside_a_list_of_rates(engine):
+def test_names_with_a_dot_read_back_beside_a_list_of_rates(torch_engine):
     def log(run_context):
         run_context.log("lr.mean", math.nan)
         run_context.log("lr.0", math.inf)
 
-    network = engine.two_weights()
-    model = dt.Model(network, engine.loss_fn(), engine.sgd_groups(network, 0.25, 0.5))
+    network = torch_engine.two_weights()
+    model = dt.Model(network, torch_engine.loss_fn(), torch_engine.sgd_groups(network, 0.25, 0.5))
     model.train(1, ones(1), [At("on_train_step_end", log), StepLogger(log_interval=1)])
     [record] = dt.logs.read_log(LOG).records
     assert math.isnan(record.values["lr.mean"])
@@ -360,8 +373,8 @@ def test_the_sidecar_is_one_line_about_the_run(engine):
     assert dt.logs.read_log(LOG).meta == meta
 
 
-def test_the_sidecar_of_data_without_a_length_says_so(engine):
-    run(engine, StepLogger(), data=Stream(2))
+def test_the_sidecar_of_data_without_a_length_says_so(torch_engine):
+    run(torch_engine, StepLogger(), data=Stream(2))
     meta = json.loads(Path("train_log.jsonl.meta.json").read_text())
     assert meta["batches_per_epoch"] is None
 
@@ -404,10 +417,19 @@ def test_one_logger_can_serve_a_second_run(engine):
     assert column("step") == [2, 4, 5]
 
 
-def test_nothing_logged_in_one_run_shows_up_in_the_next(engine):
+def test_a_second_run_that_is_just_like_the_first_has_just_such_a_log(torch_engine):
+    logger = StepLogger(log_interval=10)
+    note = At("on_train_step_begin", lambda run_context: run_context.log("x", run_context.step), step=2)
+    for _ in range(2):
+        run(torch_engine, logger, note)
+    for name in ("train_log.1.jsonl", "train_log.jsonl"):
+        assert [(row["step"], row.get("x")) for row in rows_of(name)] == [(3, 2.0)]
+
+
+def test_nothing_logged_in_one_run_shows_up_in_the_next(torch_engine):
     logger = StepLogger(log_interval=1)
-    run(engine, logger, At("on_train_end", lambda run_context: run_context.log("late", 1)))
-    run(engine, logger)
+    run(torch_engine, logger, At("on_train_end", lambda run_context: run_context.log("late", 1)))
+    run(torch_engine, logger)
     assert all("late" not in row for row in rows_of())
 
 
@@ -420,9 +442,10 @@ def test_an_empty_file_is_used_as_it_is(torch_engine):
 
 def test_the_name_is_read_at_train_begin(torch_engine):
     logger = StepLogger("early.jsonl", 1)
-    logger.log_file = Path("late.jsonl")
-    run(torch_engine, logger)
-    assert column("step", "late.jsonl") == [1, 2, 3]
+    for name in ("late.jsonl", "later.jsonl"):
+        logger.log_file = Path(name)
+        run(torch_engine, logger)
+        assert column("step", name) == [1, 2, 3]
     assert not Path("early.jsonl").exists()
 
 
@@ -461,7 +484,7 @@ import sys
 import dualtrain as dt
 
 logger = dt.callbacks.StepLogger("train_log.jsonl", 1)
-parameters = {"mode": "train", "cur_step_num": 0, "cur_epoch_num": 1, "epoch_num": 1}
+parameters = {"mode": "train", "cur_step_num": 0, "cur_epoch_num": 1, "epoch_num": 1, "batch_num": 3}
 run_context = dt.RunContext(parameters)
 logger.on_train_begin(run_context)
 for step in (1, 2):
@@ -493,6 +516,7 @@ def test_a_log_that_another_process_is_writing_is_refused(torch_engine):
                 model.train(1, ones(2), [StepLogger(log_interval=1), watcher])
             assert torch_engine.value(network) == 1.0
             assert "on_train_step_begin" not in watcher.calls
+            assert open_descriptors(LOG) == []
         holder.communicate("go on\n")
     assert holder.returncode == 0
     assert column("step") == [1, 2]
@@ -510,12 +534,12 @@ def test_a_killed_run_holds_its_log_no_longer(torch_engine):
     assert column("step", "train_log.1.jsonl") == [1, 2]
 
 
-def test_two_loggers_of_one_run_cannot_write_one_file(engine):
-    network = engine.weight()
-    model = dt.Model(network, engine.loss_fn(), engine.sgd(network))
+def test_two_loggers_of_one_run_cannot_write_one_file(torch_engine):
+    network = torch_engine.weight()
+    model = dt.Model(network, torch_engine.loss_fn(), torch_engine.sgd(network))
     with pytest.raises(LogInUseError):
         model.train(1, ones(2), [StepLogger(log_interval=1), StepLogger(log_interval=2)])
-    assert engine.value(network) == 1.0
+    assert torch_engine.value(network) == 1.0
     assert rows_of() == []
 
 
@@ -578,10 +602,10 @@ def test_two_runs_may_write_to_one_device(torch_engine):
 # Names that are not ASCII.
 
 
-def test_a_chinese_name_works(engine):
+def test_a_chinese_name_works(torch_engine):
     path = Path("日志") / "训练.jsonl"
     for _ in range(2):
-        run(engine, StepLogger(path, 1))
+        run(torch_engine, StepLogger(path, 1))
     assert column("step", path) == [1, 2, 3]
     assert sorted(os.listdir("日志")) == [
         "训练.1.jsonl",
@@ -730,9 +754,11 @@ def test_a_failing_clean_up_does_not_hide_the_error(engine):
     assert open_descriptors(LOG) == []
 
 
-def test_a_failing_clean_up_alone_is_an_error_and_the_log_is_whole(engine):
+def test_a_failing_clean_up_alone_is_an_error_and_the_log_is_whole(torch_engine):
     left = []
-    caught = failing_run(engine, StepLogger(log_interval=1), FailingCleanUp("a", left), Leaving("b", left))
+    caught = failing_run(
+        torch_engine, StepLogger(log_interval=1), FailingCleanUp("a", left), Leaving("b", left)
+    )
     assert str(caught) == "the clean-up failed as well"
     assert left == [("b", None), ("a", None)]
     assert column("step") == list(range(1, 9))
@@ -766,10 +792,10 @@ def test_an_error_in_the_last_evaluation_leaves_the_last_row(engine):
     assert column("step") == [1, 2, 3]
 
 
-def test_rows_can_be_read_while_the_run_goes_on(engine):
+def test_rows_can_be_read_while_the_run_goes_on(torch_engine):
     seen = []
     look = At("on_train_step_begin", lambda _: seen.append(column("step")))
-    run(engine, StepLogger(log_interval=1), look, epochs=2, data=ones(2))
+    run(torch_engine, StepLogger(log_interval=1), look, epochs=2, data=ones(2))
     assert seen == [[], [1], [1, 2], [1, 2, 3]]
 
 
@@ -840,26 +866,26 @@ def test_a_logger_that_takes_up_its_state_goes_on_with_the_log(engine):
 
     first = StepLogger(log_interval=1)
     run(engine, first, data=ones(4))
-    started = dt.logs.read_log(LOG).meta["started"]
+    meta = dt.logs.read_log(LOG).meta
     state = json.loads(json.dumps(first.state_dict()))
     second = StepLogger(log_interval=1)
     second.load_state_dict(state)
     run(engine, At("on_train_begin", restore), second, epochs=2, initial_epoch=1, data=ones(4))
     assert column("step") == list(range(1, 9))
     assert column("epoch") == [1] * 4 + [2] * 4
-    assert dt.logs.read_log(LOG).meta["started"] == started
+    assert dt.logs.read_log(LOG).meta == meta
     assert sorted(os.listdir()) == ["train_log.jsonl", "train_log.jsonl.meta.json"]
 
 
-def test_an_interval_is_counted_on_when_a_log_is_gone_on_with(engine):
+def test_an_interval_is_counted_on_when_a_log_is_gone_on_with(torch_engine):
     def restore(run_context):
         run_context.original_args()["cur_step_num"] = 4
 
     first = StepLogger(log_interval=3)
-    run(engine, first, data=ones(4))
+    run(torch_engine, first, data=ones(4))
     second = StepLogger(log_interval=3)
     second.load_state_dict(first.state_dict())
-    run(engine, At("on_train_begin", restore), second, epochs=2, initial_epoch=1, data=ones(4))
+    run(torch_engine, At("on_train_begin", restore), second, epochs=2, initial_epoch=1, data=ones(4))
     assert column("step") == [3, 4, 6, 8]
 
 

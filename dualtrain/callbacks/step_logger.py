@@ -17,6 +17,8 @@ from dualtrain.records import Record
 from dualtrain.sinks.jsonl import JsonlSink
 from dualtrain.triggers import Every, positive_int
 
+_OF_A_RUN = {"_sink", "_held", "_written_step", "_log_mark", "_start", "_every", "_resuming"}
+
 
 class StepLogger(Callback):
     """Log every ``log_interval``-th step, and the very last one, to a file.
@@ -42,8 +44,11 @@ class StepLogger(Callback):
         ArgumentTypeError, ArgumentValueError: An argument cannot be used.
         LogInUseError, OSError: At train begin, if the file cannot be had.
 
+    A row is written at once, but for an epoch's last one, which waits for what the evaluation logs. A run that another callback stops after this one has written has a second row for its
+    last step if something is logged after that.
+
     Cost: one device sync and one line every ``log_interval`` steps; otherwise a comparison.
-    Events: train begin, step end, train end, teardown.
+    Events: train begin, step end, epoch end, train end, teardown.
     """
 
     def __init__(
@@ -70,8 +75,11 @@ class StepLogger(Callback):
         self._log_mark = 0
 
     def on_train_begin(self, run_context: RunContext) -> None:
+        resuming, written_step = self._resuming, self._written_step
+        self._resuming = False
         self._forget_run()
-        resuming, self._resuming = self._resuming, False
+        if resuming:
+            self._written_step = written_step
         if self.rank == "main" and not run_context.is_main:
             return
         self._start = time.monotonic()
@@ -83,30 +91,32 @@ class StepLogger(Callback):
         self._sink = JsonlSink(path, append=resuming, meta=self._describe_run(run_context))
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        step = run_context.step
-        if self._sink is None or step is None or not self._every.due(step=step):
+        if self._sink is None:
             return
-        record = self._record(run_context)
-        if _is_last_step(run_context):
-            self._held = record  # what the evaluation still logs belongs into it
-        else:
-            self._write(record)
+        self._write_held()
+        may_be_last = _may_be_last_step(run_context)
+        if self._every.due(step=run_context.step or 0) or may_be_last is True:
+            self._held = self._record(run_context)
+            if may_be_last is False:
+                self._write_held()
+            # Else until the next step: what an evaluation logs after the last one belongs into it.
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        if not run_context.get_stop_requested() and run_context.epoch != run_context.epochs:
+            self._write_held()
 
     def on_train_end(self, run_context: RunContext) -> None:
         if self._sink is None or not run_context.step:
             return
         late = self._logged(run_context)
+        if self._held is None and (late or self._written_step != run_context.step):
+            self._held = self._record(run_context)
         if self._held is not None:
             self._held.values.update(late)
-        elif self._written_step != run_context.step or late:
-            record = self._record(run_context)
-            record.values.update(late)
-            self._write(record)
 
     def on_teardown(self, run_context: RunContext) -> None:
         try:
-            if self._held is not None:
-                self._write(self._held)
+            self._write_held()
         finally:
             sink, self._sink, self._held = self._sink, None, None
             if sink is not None:
@@ -123,10 +133,12 @@ class StepLogger(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has the settings and no part in a running log.
-        return {"log_file": self.log_file, "log_interval": self.log_interval, "rank": self.rank}
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_A_RUN}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+        self.__dict__.update(state)
+        self._resuming = False
+        self._forget_run()
 
     def _record(self, run_context: RunContext) -> Record:
         values = {
@@ -142,10 +154,11 @@ class StepLogger(Callback):
         self._log_mark, logged = run_context.logged_since(self._log_mark)
         return logged
 
-    def _write(self, record: Record) -> None:
-        assert self._sink is not None
-        self._sink.write(record)
-        self._written_step = record.step
+    def _write_held(self) -> None:
+        record, self._held = self._held, None
+        if record is not None and self._sink is not None:
+            self._sink.write(record)
+            self._written_step = record.step
 
     def _describe_run(self, run_context: RunContext) -> dict[str, Any]:
         backend = run_context.backend
@@ -165,8 +178,12 @@ class StepLogger(Callback):
         }
 
 
-def _is_last_step(run_context: RunContext) -> bool:
+def _may_be_last_step(run_context: RunContext) -> bool | None:
+    """Whether this is the run's last step: True, False, or None where only the next one will tell."""
     if run_context.get_stop_requested():
         return True
-    in_last_epoch = run_context.epoch == run_context.epochs
-    return in_last_epoch and run_context.step_in_epoch == run_context.batches_per_epoch
+    if run_context.batches_per_epoch is None:
+        return None
+    if run_context.step_in_epoch != run_context.batches_per_epoch:
+        return False
+    return True if run_context.epoch == run_context.epochs else None

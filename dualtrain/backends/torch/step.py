@@ -196,6 +196,7 @@ class TrainStep:
                 return
             self._following = _UNKNOWN
             self.learning_rate.release()
+            self.is_update_step = self.step_skipped = self._norm_is_due = False
             yield batch
 
     def _is_last(self) -> bool:
@@ -206,12 +207,10 @@ class TrainStep:
 
     def __call__(self, batch: Native) -> Native:
         """Train on a batch and return its outputs, detached."""
-        self.is_update_step = self.step_skipped = False
-        if self._filled == 0:
-            self._norm, self._norm_is_due = None, False
         if not self._automatic:
             return self._run_manually(batch)
         if self._filled == 0:
+            self._norm = None
             self._optimizer.zero_grad()
             self._window = self._accumulate_steps
         closes = self._filled + 1 >= self._window or self._is_last()
@@ -339,6 +338,7 @@ class TrainStep:
     def optimizer_step(self, optimizer: Native) -> None:
         native = self._named(optimizer)
         self._norm, self._last_optimizer = None, native
+        self.learning_rate.release()  # the batch may have updated before, and a schedule moved on
         if self._scaler is not None:
             self._scaler.unscale_(native)
             self._scaled_in_batch = True
