@@ -484,7 +484,8 @@ import sys
 import dualtrain as dt
 
 logger = dt.callbacks.StepLogger("train_log.jsonl", 1)
-parameters = {"mode": "train", "cur_step_num": 0, "cur_epoch_num": 1, "epoch_num": 1, "batch_num": 3}
+parameters = {"mode": "train", "cur_step_num": 0, "cur_epoch_num": 1, "epoch_num": 1}
+parameters["batch_num"] = 3
 run_context = dt.RunContext(parameters)
 logger.on_train_begin(run_context)
 for step in (1, 2):
