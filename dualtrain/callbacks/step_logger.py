@@ -44,8 +44,9 @@ class StepLogger(Callback):
         ArgumentTypeError, ArgumentValueError: An argument cannot be used.
         LogInUseError, OSError: At train begin, if the file cannot be had.
 
-    A row is written at once, but for an epoch's last one, which waits for what the evaluation logs. A run that another callback stops after this one has written has a second row for its
-    last step if something is logged after that.
+    A row is written at once, but for an epoch's last one, which waits for what the evaluation logs.
+    A run that another callback stops after this one has written has a second row for its last step
+    if something is logged after that.
 
     Cost: one device sync and one line every ``log_interval`` steps; otherwise a comparison.
     Events: train begin, step end, epoch end, train end, teardown.
