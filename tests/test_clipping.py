@@ -170,21 +170,22 @@ def test_a_norm_that_is_read_late_is_still_that_of_the_last_update(torch_engine)
     assert [reader.values for reader in seen] == [[5.0], [5.0]]
 
 
-def test_gradients_in_bfloat16_are_summed_in_float32(torch_engine):
-    """4096 gradients of 1: in bfloat16 a sum of squares stands still at 256, a norm of 16."""
+def test_gradients_in_bfloat16_have_a_norm_in_float32(torch_engine):
+    """4113 gradients of 1: a sum in bfloat16 stands still at 256, and it has no 64.13, only 64 and 64.5."""
     import torch
 
-    network = torch.nn.Linear(4096, 1, bias=False).bfloat16()
+    norm = math.sqrt(4113)
+    network = torch.nn.Linear(4113, 1, bias=False).bfloat16()
     with torch.no_grad():
         network.weight.zero_()
     optimizer = torch.optim.SGD(network.parameters(), 1.0)
-    model = dt.Model(network, lambda output, label: output.sum(), optimizer, clip_norm=16.0)
-    batch = (torch.ones(1, 4096, dtype=torch.bfloat16), torch.zeros(1))
+    model = dt.Model(network, lambda output, label: output.sum(), optimizer, clip_norm=norm / 4)
+    batch = (torch.ones(1, 4113, dtype=torch.bfloat16), torch.zeros(1))
     seen = norms()
     model.train(1, [batch], seen)
-    assert seen.values == [(close(64), close(16))]
+    assert seen.values == [(close(norm), close(norm / 4))]
     assert network.weight.dtype is torch.bfloat16
-    assert torch.equal(network.weight, torch.full((1, 4096), -0.25, dtype=torch.bfloat16))
+    assert torch.equal(network.weight, torch.full((1, 4113), -0.25, dtype=torch.bfloat16))
 
 
 def test_weights_of_two_precisions_have_one_norm(torch_engine):

@@ -664,6 +664,13 @@ def test_a_table_shows_the_rate_that_the_step_used_the_last_one_too(mindspore_en
     assert moves.moves == close(TABLE)
 
 
+def test_a_table_that_is_used_up_shows_its_last_rate(mindspore_engine):
+    network = mindspore_engine.weight()
+    optimizer = mindspore_engine.sgd(network, [0.1, 0.2])
+    dt.Model(network, mindspore_engine.loss_fn(), optimizer).train(1, ones(2))
+    assert dt.RunContext({"optimizer": optimizer}).lr == 0.2
+
+
 def test_a_table_is_set_to_one_value_from_the_next_step_on(mindspore_engine):
     set_at_two = At("on_train_step_end", setting(0.05), step=2)
     moves = train(mindspore_engine, lambda network: mindspore_engine.sgd(network, TABLE), set_at_two)

@@ -251,6 +251,18 @@ def test_what_was_logged_between_two_rows_is_in_the_later_one(torch_engine):
     assert [(row["step"], row["seen"]) for row in rows_of()] == [(4, 2.0)]
 
 
+def test_a_value_is_in_one_row_alone(torch_engine):
+    def log(run_context):
+        run_context.log(f"at_{run_context.step}", 1)
+
+    run(torch_engine, At("on_train_step_end", log), StepLogger(log_interval=1))
+    assert [[name for name in row if name.startswith("at_")] for row in rows_of()] == [
+        ["at_1"],
+        ["at_2"],
+        ["at_3"],
+    ]
+
+
 def test_of_several_values_for_a_name_the_last_one_wins(torch_engine):
     def log(run_context):
         for value in (1, 3, 2):
