@@ -130,16 +130,23 @@ def test_a_stop_is_logged_at_its_step(engine):
     assert column("step") == [3, 4]
 
 
-@pytest.mark.parametrize("logger_first", [True, False])
-def test_what_is_logged_after_a_stop_at_a_step_that_is_due_is_kept(engine, logger_first):
-    """A logger that had written its row before the stop was requested writes another one."""
-    stopper = At("on_train_step_end", lambda run_context: run_context.request_stop(), step=4)
+def stopped_at_a_due_step(engine, *callbacks):
     noter = At("on_eval_end", lambda run_context: run_context.log("note", 7))
-    logger = StepLogger(log_interval=2)
-    callbacks = [logger, stopper] if logger_first else [stopper, logger]
     run(engine, *callbacks, noter, epochs=2, data=ones(10), valid=ones(1))
-    assert column("step") == ([2, 4, 4] if logger_first else [2, 4])
-    assert rows_of()[-1]["note"] == 7
+    return [(row["step"], row.get("note")) for row in rows_of()]
+
+
+def test_a_stop_asked_before_the_logger_runs_gives_one_last_row_with_what_the_evaluation_logs(engine):
+    stopper = At("on_train_step_end", lambda run_context: run_context.request_stop(), step=4)
+    rows = stopped_at_a_due_step(engine, stopper, StepLogger(log_interval=2))
+    assert rows == [(2, None), (4, 7.0)]
+
+
+def test_a_stop_asked_after_the_logger_ran_loses_nothing_that_the_evaluation_logs(torch_engine):
+    """The row of that step has been written by then: what comes later is in a second one."""
+    stopper = At("on_train_step_end", lambda run_context: run_context.request_stop(), step=4)
+    rows = stopped_at_a_due_step(torch_engine, StepLogger(log_interval=2), stopper)
+    assert rows == [(2, None), (4, None), (4, 7.0)]
 
 
 def test_an_evaluation_adds_no_row_and_moves_no_counter(engine):
@@ -917,6 +924,16 @@ def test_a_log_can_be_gone_on_with_twice_though_nothing_was_written_in_between(t
     run(torch_engine, third, data=ones(2))
     assert column("step") == [1, 2, 2, 1, 2]
     assert not Path("train_log.1.jsonl").exists()
+
+
+def test_the_last_row_is_not_taken_for_that_of_the_run_before(torch_engine):
+    """Both runs end at step 2: the second one's last step is logged although that number is there."""
+    first = StepLogger(log_interval=100)
+    run(torch_engine, first, data=Stream(2))
+    second = StepLogger(log_interval=100)
+    second.load_state_dict(first.state_dict())
+    run(torch_engine, second, data=Stream(2))
+    assert column("step") == [2, 2]
 
 
 def test_only_the_next_run_goes_on_with_the_log(torch_engine):

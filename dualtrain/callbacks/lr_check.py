@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 class LrCheck(Callback):
     """Name the first update whose learning rate is not the intended one.
 
-    The first difference is logged as a warning and kept; training goes on.
+    The first difference is logged as a warning and kept; training goes on. Put it before callbacks
+    that change the rate at step end: behind them it sees the new rate already.
 
     Args:
         expected: The intended rate of each update, counted from 0: a function of the update's

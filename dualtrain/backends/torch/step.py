@@ -261,7 +261,7 @@ class TrainStep:
         if self._scaler is not None:
             self._scaler.unscale_(optimizer)
         if self._filled != self._window:  # the epoch has ended before the window was full
-            torch._foreach_mul_(self._gradients(optimizer), self._window / self._filled)
+            scale(self._gradients(optimizer), self._window / self._filled)
         self._filled = 0
         self._finish_update(optimizer)
 
@@ -277,7 +277,7 @@ class TrainStep:
             gradients = self._gradients(optimizer)
             self._norm = total_norm(gradients)
             coefficient = torch.clamp(self._clip_norm / (self._norm + EPSILON), max=1.0)
-            torch._foreach_mul_(gradients, coefficient)
+            scale(gradients, coefficient)
         elif self._norm_needed:
             self._norm = total_norm(self._gradients(optimizer))
         if self._before_optimizer_step is not None:
@@ -439,6 +439,12 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
         norms = [torch.linalg.vector_norm(g, dtype=torch.float32).to(first) for g in gradients]
         norm = torch.linalg.vector_norm(torch.stack(norms))
     return norm
+
+
+def scale(gradients: list[torch.Tensor], factor: torch.Tensor | float) -> None:
+    """Multiply gradients in place; there may be none."""
+    if gradients:
+        torch._foreach_mul_(gradients, factor)
 
 
 def check_steps_without_closure(optimizer: Native) -> None:
