@@ -211,7 +211,9 @@ def test_no_graph_outlives_its_step(engine: Any) -> None:
             if run_context.step in (10, 90):
                 gc.collect()
                 alive = [
-                    o for o in gc.get_objects() if issubclass(type(o), torch.Tensor) and o.grad_fn is not None
+                    o
+                    for o in gc.get_objects()
+                    if issubclass(type(o), torch.Tensor) and o.grad_fn is not None
                 ]
                 counts.append(len(alive))
 
