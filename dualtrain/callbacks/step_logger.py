@@ -17,7 +17,7 @@ from dualtrain.records import Record
 from dualtrain.sinks.jsonl import JsonlSink
 from dualtrain.triggers import Every, positive_int
 
-_OF_A_RUN = {"_sink", "_held", "_written_step", "_log_mark", "_start", "_every", "_resuming"}
+_OF_A_RUN = {"_sink", "_held", "_written_step", "_last_row", "_log_mark", "_start", "_every", "_resuming"}
 
 
 class StepLogger(Callback):
@@ -73,6 +73,7 @@ class StepLogger(Callback):
         self._sink: JsonlSink | None = None
         self._held: Record | None = None
         self._written_step = 0
+        self._last_row = 0  # the same, but of this run alone
         self._log_mark = 0
 
     def on_train_begin(self, run_context: RunContext) -> None:
@@ -110,7 +111,7 @@ class StepLogger(Callback):
         if self._sink is None or not run_context.step:
             return
         late = self._logged(run_context)
-        if self._held is None and (late or self._written_step != run_context.step):
+        if self._held is None and (late or self._last_row != run_context.step):
             self._held = self._record(run_context)
         if self._held is not None:
             self._held.values.update(late)
@@ -159,7 +160,7 @@ class StepLogger(Callback):
         record, self._held = self._held, None
         if record is not None and self._sink is not None:
             self._sink.write(record)
-            self._written_step = record.step
+            self._written_step = self._last_row = record.step
 
     def _describe_run(self, run_context: RunContext) -> dict[str, Any]:
         backend = run_context.backend
