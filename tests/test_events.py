@@ -23,7 +23,13 @@ MINDSPORE_EVENTS = [
     "on_eval_epoch_end",
     "on_eval_end",
 ]
-OWN_EVENTS = ["on_checkpoint_save", "on_checkpoint_load", "on_exception", "on_teardown"]
+GRADIENT_EVENTS = [
+    "on_after_backward",
+    "on_gradients_ready",
+    "on_before_optimizer_step",
+    "on_after_optimizer_step",
+]
+OWN_EVENTS = [*GRADIENT_EVENTS, "on_checkpoint_save", "on_checkpoint_load", "on_exception", "on_teardown"]
 
 
 def test_lifecycle_is_mindspores_twelve_names_in_order():
@@ -84,8 +90,9 @@ def test_there_are_no_other_aliases():
     assert not set(ALIASES) & {event.value for event in Event}
 
 
-def test_the_module_docstring_draws_the_twelve_events_in_order():
+def test_the_module_docstring_draws_the_events_of_a_fit_in_order():
     drawing = events.__doc__.partition("What each way of ending")[0].partition("``eval`` alone")[0]
     drawn = re.findall(r"^ +(on_\w+)", drawing, flags=re.MULTILINE)
     evaluation = MINDSPORE_EVENTS[6:]
-    assert drawn == MINDSPORE_EVENTS[:4] + evaluation + MINDSPORE_EVENTS[4:6]
+    training = [*MINDSPORE_EVENTS[:3], *GRADIENT_EVENTS, MINDSPORE_EVENTS[3]]
+    assert drawn == training + evaluation + MINDSPORE_EVENTS[4:6]
