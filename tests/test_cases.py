@@ -208,10 +208,7 @@ def test_a_stop_at_an_epochs_end_ends_the_run(engine):
     ("event", "steps"),
     [
         ("on_eval_begin", 1),
-        ("on_eval_epoch_begin", 1),
-        ("on_eval_step_begin", 1),
         ("on_eval_step_end", 1),
-        ("on_eval_epoch_end", 2),
         ("on_eval_end", 2),
     ],
 )

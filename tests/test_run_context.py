@@ -518,11 +518,9 @@ def test_scaling_stops_at_the_floor(engine):
 
 
 def test_a_floor_above_the_rate_does_not_raise_it(engine):
-    returned = []
-    scale = At("on_train_step_end", lambda context: returned.append(context.scale_lr(0.5, min_lr=0.2)))
-    moves = train(engine, lambda network: engine.sgd(network, 0.1), scale, steps=2)
-    assert returned == [0.1, 0.1]
-    assert moves.moves == close([0.1, 0.1])
+    context = dt.RunContext({"optimizer": engine.sgd(engine.weight(), 0.1)})
+    assert context.scale_lr(0.5, min_lr=0.2) == 0.1
+    assert context.lr == 0.1
 
 
 def test_a_rate_can_be_scaled_up(engine):
@@ -548,26 +546,28 @@ def test_a_changed_rate_stays_with_the_optimizer_after_the_run(engine):
 
 @pytest.mark.parametrize("rate", [-0.1, math.nan, math.inf])
 def test_a_rate_that_is_none_is_refused(engine, rate):
+    context = dt.RunContext({"optimizer": engine.sgd(engine.weight(), 0.1)})
     with pytest.raises(ArgumentValueError, match="finite and not negative"):
-        train(engine, lambda network: engine.sgd(network, 0.1), At("on_train_step_end", setting(rate)))
+        context.lr = rate
+    assert context.lr == 0.1
 
 
 @pytest.mark.parametrize("rate", ["fast", None])
 def test_a_rate_of_the_wrong_kind_is_refused(engine, rate):
+    context = dt.RunContext({"optimizer": engine.sgd(engine.weight(), 0.1)})
     with pytest.raises(ArgumentTypeError, match="a learning rate is a number"):
-        train(engine, lambda network: engine.sgd(network, 0.1), At("on_train_step_end", setting(rate)))
+        context.lr = rate
+    assert context.lr == 0.1
 
 
 @pytest.mark.parametrize(
     "arguments", [(0,), (-1,), (math.nan,), (math.inf,), (0.5, -1), (0.5, math.nan)], ids=str
 )
 def test_a_factor_that_is_none_is_refused(engine, arguments):
+    context = dt.RunContext({"optimizer": engine.sgd(engine.weight(), 0.1)})
     with pytest.raises(ArgumentValueError, match="scale_lr"):
-        train(
-            engine,
-            lambda network: engine.sgd(network, 0.1),
-            At("on_train_step_end", lambda context: context.scale_lr(*arguments)),
-        )
+        context.scale_lr(*arguments)
+    assert context.lr == 0.1
 
 
 def test_a_rate_in_a_tensor_stays_in_that_tensor(torch_engine):
@@ -868,16 +868,6 @@ def test_set_data_is_heard_by_the_next_step(engine):
     )
     assert moves.rates == [0.1, 0.05, 0.05, 0.05]
     assert moves.moves == close([0.1, 0.1, 0.05, 0.05])
-
-
-def test_set_data_of_a_number_is_heard_by_the_next_step(engine):
-    moves = train(
-        engine,
-        lambda network: engine.sgd(network, 0.1),
-        At("on_train_step_end", assigning(0.05), step=1),
-        steps=2,
-    )
-    assert moves.moves == close([0.1, 0.05])
 
 
 def test_set_data_and_the_contexts_own_rate_can_be_mixed(engine):
