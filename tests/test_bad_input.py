@@ -575,3 +575,30 @@ def test_a_loss_that_cannot_be_called_is_refused(engine, argument, value):
     message = one_sentence(error)
     assert message.startswith(f"{argument} has to be callable")
     assert f"{value!r}"[:20] in message
+
+
+class GivesOnce:
+    """Looks as if it could be iterated again, and gives its batches once only."""
+
+    def __init__(self, data):
+        self.batches = iter(data)
+
+    def __iter__(self):
+        return self.batches
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_data_that_gives_nothing_in_a_later_pass_is_an_error_and_no_silence(engine, steps):
+    network = engine.weight()
+    model = dt.Model(network, engine.loss_fn(), engine.sgd(network))
+    with pytest.raises(ArgumentValueError, match="train_dataset gave no batches in a later pass"):
+        model.train(2, GivesOnce(ones(steps)))
+    assert engine.value(network) == pytest.approx(1.0 - 0.1 * steps)
+
+
+def test_a_validation_set_is_gone_through_as_often_as_there_are_evaluations(engine):
+    network = engine.weight()
+    model = dt.Model(network, engine.loss_fn(), engine.sgd(network))
+    model.fit(2, ones(1), iter(ones(1)), 2)
+    with pytest.raises(ArgumentValueError, match="valid_dataset is a one-shot iterator"):
+        model.fit(4, ones(1), iter(ones(1)), 2)

@@ -79,6 +79,24 @@ def check_iterable(role: str, dataset: Any, *, passes: int) -> int | None:
     return length
 
 
+def evaluations_due(epoch: int, initial_epoch: int, valid_frequency: int | list[int]) -> int:
+    """Return how many evaluations a fit makes, at least 1."""
+    epochs = range(initial_epoch + 1, epoch + 1)
+    if isinstance(valid_frequency, list):
+        due = [number for number in epochs if number in valid_frequency]
+    else:
+        due = [number for number in epochs if number % valid_frequency == 0]
+    return max(len(due), 1)
+
+
+def used_up(role: str) -> ArgumentValueError:
+    """Return the error for a dataset that gives its batches once and then no more."""
+    return ArgumentValueError(
+        f"{role} gave no batches in a later pass over it: it can be iterated once only, so pass "
+        f"something that can be iterated again, such as a list or a data loader."
+    )
+
+
 def empty(role: str) -> ArgumentValueError:
     """Return the error for a dataset without batches."""
     return ArgumentValueError(f"{role} is empty: expected at least one batch.")

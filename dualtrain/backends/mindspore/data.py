@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor
 
-from dualtrain.backends._arguments import check_iterable, empty, label_last
+from dualtrain.backends._arguments import check_iterable, empty, label_last, used_up
 from dualtrain.errors import ArgumentTypeError
 from dualtrain.protocol import Native
 
@@ -62,7 +62,9 @@ class Batches:
     def __next__(self) -> tuple[Any, ...]:
         if self._batches is None:
             self._batches, self._begun = self._begun or iter(self._dataset), None
-            self._following = _UNKNOWN
+            self._following = next(self._batches, _END)
+            if self._following is _END:
+                raise used_up(self._role)
         batch = next(self._batches, _END) if self._following is _UNKNOWN else self._following
         self._following = _UNKNOWN
         if batch is _END:

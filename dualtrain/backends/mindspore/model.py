@@ -20,6 +20,7 @@ from dualtrain.backends._arguments import (
     check_epochs,
     check_loss_and_step,
     check_valid_frequency,
+    evaluations_due,
     foreign_parameters,
     metric_needs_outputs,
     not_this_optimizer,
@@ -149,9 +150,10 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
     ) -> None:
         """Train up to ``epoch`` epochs and evaluate in between. See ``dt.Model.fit``."""
         check_valid_frequency(valid_frequency)
-        passes = check_epochs(epoch, initial_epoch)
+        check_epochs(epoch, initial_epoch)
         if valid_dataset is not None:
-            valid_dataset = self._dataset("valid_dataset", valid_dataset, passes)
+            evaluations = evaluations_due(epoch, initial_epoch, valid_frequency)
+            valid_dataset = self._dataset("valid_dataset", valid_dataset, evaluations)
         with self._training(epoch, train_dataset, callbacks, dataset_sink_mode, initial_epoch) as run:
             dataset, bridged = run
             super().fit(

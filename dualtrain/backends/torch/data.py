@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from dualtrain.backends._arguments import check_iterable, empty
+from dualtrain.backends._arguments import check_iterable, empty, used_up
 from dualtrain.errors import ArgumentTypeError
 from dualtrain.protocol import Native
+
+_NOTHING = object()
 
 
 class Batches:
@@ -40,6 +42,7 @@ class Batches:
                 f"wrap it in a torch.utils.data.DataLoader, which makes batches."
             )
         self.length = check_iterable(role, dataset, passes=passes)
+        self._role = role
         self._dataset = dataset
         self._device = device
         self._first: Iterator[Any] | None = None
@@ -53,8 +56,11 @@ class Batches:
     def __iter__(self) -> Iterator[Any]:
         batches, self._first = self._first or iter(self._dataset), None
         device = self._device
+        batch = _NOTHING
         for batch in batches:
             yield batch if _is_there(batch, device) else to_device(batch, device)
+        if batch is _NOTHING:
+            raise used_up(self._role)
 
 
 def _is_there(batch: Native, device: torch.device) -> bool:

@@ -14,6 +14,7 @@ from dualtrain.backends._arguments import (
     check_epochs,
     check_loss_and_step,
     check_valid_frequency,
+    evaluations_due,
     foreign_parameters,
     metric_needs_outputs,
     not_this_optimizer,
@@ -142,7 +143,12 @@ class TorchModel:
         train_batches = Batches("train_dataset", train_dataset, self._device, passes=passes)
         evaluate = None
         if valid_dataset is not None:
-            valid_batches = Batches("valid_dataset", valid_dataset, self._device, passes=passes)
+            valid_batches = Batches(
+                "valid_dataset",
+                valid_dataset,
+                self._device,
+                passes=evaluations_due(epoch, initial_epoch, valid_frequency),
+            )
 
             def evaluate() -> None:
                 self._evaluate_in_fit(context, bus, valid_dataset, valid_batches)
