@@ -24,6 +24,7 @@ class DualTrainBridge(train.Callback):  # type: ignore[misc]
     Args:
         run: The state that all bridges of one call share.
         callbacks: The callbacks behind this bridge.
+        native_bases: Callback base classes of frameworks, whose own methods are no hooks.
         leading: Whether this is the first bridge, which keeps the shared state up to date.
         closing: Whether this is the last one, after which ranks agree on a stop.
     """

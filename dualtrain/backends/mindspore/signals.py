@@ -21,7 +21,6 @@ from typing import Any
 from dualtrain.signals import EXIT_CODE, terminate_cleanly
 
 _SA_SIGINFO = 4
-_SS_DISABLE = 2
 _FLAGS_OFFSET = 8 + 128  # glibc's struct sigaction on 64 bits: handler, mask, flags
 _ACTION_SIZE = 152
 _STACK_SIZE = 1 << 16
