@@ -129,3 +129,52 @@ def test_a_users_own_sigterm_handler_is_left_alone(engine: Any) -> None:
         assert signal.getsignal(signal.SIGTERM) is own
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+# MindSpore answers SIGINT itself from each of its steps on. Here a step is the last thing that has
+# run when the signal comes, so that it is always MindSpore's answer that has to be told apart.
+HELD = """
+import sys
+sys.path.insert(0, {tests!r})
+from engines import ENGINES, ones
+import dualtrain as dt
+
+engine = ENGINES[{engine!r}]()
+network = engine.weight()
+model = dt.Model(network, engine.loss_fn(), engine.sgd(network))
+
+class Hold(dt.Callback):
+    def on_train_step_end(self, run_context):
+        params = run_context.original_args()
+        params.train_network(*params.train_dataset_element)
+        print("ready", flush=True)
+        for _ in range(10**9):
+            pass
+    def on_exception(self, run_context, error):
+        print("on_exception", type(error).__name__, flush=True)
+
+model.train(1, ones(1), Hold())
+"""
+
+
+@pytest.mark.mindspore
+@pytest.mark.parametrize("name", [name for name in ENGINES if name.startswith("mindspore")])
+@pytest.mark.parametrize(
+    ("signum", "error"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "SystemExit")]
+)
+def test_signals_are_told_apart_while_mindspore_answers_sigint(
+    name: str, signum: int, error: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "child.py"
+    script.write_text(HELD.format(tests=str(Path(__file__).parent), engine=name), encoding="utf-8")
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=tmp_path,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        child.send_signal(signum)
+        assert child.stdout.read() == f"on_exception {error}\n"
