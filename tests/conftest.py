@@ -57,6 +57,19 @@ def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _seeded(request: pytest.FixtureRequest) -> None:
+    """Give every test the same random numbers, alone and in company: initial weights are random."""
+    if request.node.get_closest_marker("torch") is not None:
+        import torch
+
+        torch.manual_seed(0)
+    if request.node.get_closest_marker("mindspore") is not None:
+        import mindspore
+
+        mindspore.set_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def _mindspore_state(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run MindSpore's operators one by one (faster on a CPU), and give its mode back afterwards."""
     if request.node.get_closest_marker("mindspore") is None:
