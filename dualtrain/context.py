@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dualtrain._lazy import resolve
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
 from dualtrain.events import Event
-from dualtrain.protocol import Backend, Capability, Native, Rate, Step
+from dualtrain.protocol import AttentionLayer, Backend, Capability, Native, Rate, Step
 from dualtrain.triggers import positive_int
 
 RESERVED_NAMES = frozenset(
@@ -308,6 +308,37 @@ class RunContext:
         if self._step is None or Capability.ACCUMULATION not in self.capabilities:
             raise RunStateError("This run cannot accumulate gradients, so accumulate_steps cannot be set.")
         self._step.accumulate_steps = positive_int("RunContext", "accumulate_steps", value)
+
+    def attention(
+        self,
+        samples: int | None = 8,
+        function: Callable[[Native, Native], Sequence[Native]] | None = None,
+    ) -> list[AttentionLayer]:
+        """Describe the attention of each layer on the training batch at hand.
+
+        It is taken from a forward pass of its own: in evaluation mode, without gradient, with
+        random state, buffers and the modules' attributes put back afterwards, and not compiled. So
+        training goes on as if nothing had been looked at. The weights are those of the moment: at
+        ``on_train_step_begin`` the ones that the step is about to use.
+
+        Args:
+            samples: How many samples of the batch are taken, the first ones; None: all. Batches
+                whose arrays differ along their first dimension are taken whole.
+            function: ``function(network, batch)`` that returns each layer's probabilities, of shape
+                (samples, heads, queries, keys), for a network whose attention is not found by itself.
+
+        Returns:
+            The layers, in the order of the forward pass; empty where there is no attention.
+
+        Raises:
+            RunStateError: There is no training batch, or the engine cannot call the network alone.
+
+        Cost: a forward pass over ``samples`` samples, the probabilities of a few rows at a time,
+        and one device sync.
+        """
+        if self._step is None or self._args.get("train_dataset_element") is None:
+            raise RunStateError("attention() needs a batch of training: call it in a step's event.")
+        return self._step.attention(samples, function)
 
     # Stages of a step, for a train_step under automatic_optimization=False.
 

@@ -7,6 +7,8 @@ fake: the capability is absent, and a callback that needs it is told so at train
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -65,6 +67,39 @@ EVENT_CAPABILITY: dict[Event, Capability] = {
     Event.CHECKPOINT_LOAD: Capability.CHECKPOINT_EVENTS,
 }
 """The capability that an extension event comes with."""
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """What a layer's attention looks like on the samples of a batch.
+
+    A row is what one query of one head gives to the keys: probabilities that sum to one. Their
+    mean is one over the number of keys whatever the model does; so these are recorded, as means
+    over the rows of all samples, in float64 on the host and on the CPU.
+
+    Padding is left out: keys that no query of the sample can see, and where there are as many
+    queries as keys the queries at the same places, and rows that see nothing. A head without any
+    row has NaN.
+
+    Attributes:
+        layer: Its index, counted from 0 in the order of the forward pass.
+        name: The module that it was found in; empty where it is not known.
+        entropy: One value per head, as the next three: ``-sum(p * log(p))`` in nats, which is
+            log(keys) where attention is uniform and 0 where it is on one key.
+        maximum: The largest probability of a row.
+        first: What goes to the first position that is not padding.
+        distance: ``sum(p * abs(query - key))`` in positions; None where queries and keys differ in
+            number, so that they are not one sequence.
+        per_key: What each key gets: a float32 array of shape (heads, keys) whose rows sum to one.
+    """
+
+    layer: int
+    name: str
+    entropy: tuple[float, ...]
+    maximum: tuple[float, ...]
+    first: tuple[float, ...]
+    distance: tuple[float, ...] | None
+    per_key: Any
 
 
 @runtime_checkable
@@ -181,6 +216,11 @@ class Step(Protocol):
 
     def grad_norm_clipped(self) -> float | None:
         """Return the norm after clipping; None where this batch makes no update. One sync."""
+
+    def attention(
+        self, samples: int | None, function: Callable[[Native, Native], Sequence[Native]] | None
+    ) -> list[AttentionLayer]:
+        """Describe the attention of each layer on the batch at hand; see ``RunContext.attention``."""
 
     def zero_grad(self, optimizer: Native) -> None:
         """Clear the gradients, under manual optimisation."""

@@ -12,7 +12,7 @@ from dualtrain.errors import ArgumentValueError
 from dualtrain.events import LIFECYCLE, Event
 from dualtrain.loop import run_evaluation, run_training
 from dualtrain.model import Model
-from dualtrain.protocol import Backend, Capability, LearningRate, Rate
+from dualtrain.protocol import AttentionLayer, Backend, Capability, LearningRate, Rate
 
 
 class TracedEvent(NamedTuple):
@@ -202,6 +202,10 @@ class FakeLoop:
     def grad_norm_clipped(self) -> float | None:
         """There are no gradients."""
         return None
+
+    def attention(self, samples: int | None, function: Any) -> list[AttentionLayer]:
+        """There is no network."""
+        return []
 
     def zero_grad(self, optimizer: Any) -> None:
         """Do nothing."""

@@ -32,6 +32,7 @@ from dualtrain.backends.mindspore.cells import CLAIM, EvalCell, ForwardCell, Los
 from dualtrain.backends.mindspore.data import as_dataset
 from dualtrain.backends.mindspore.metrics import make_metrics
 from dualtrain.backends.mindspore.optimizer import make_scalable, table_length, working_set_data
+from dualtrain.backends.mindspore.probes import sample_attention
 from dualtrain.backends.mindspore.signals import InterruptWatch
 from dualtrain.backends.mindspore.step import GradientCheck, MindSporeStep, StepCell, batch_norm_names
 from dualtrain.bus import EventBus, as_callbacks
@@ -236,7 +237,11 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
             )
         try:
             cell = None if dataset is None else self._choose_step_cell(bus, dataset)
-            step = MindSporeStep(None if dataset is None else self._optimizer, cell)
+            step = MindSporeStep(
+                None if dataset is None else self._optimizer,
+                cell,
+                lambda samples, function: self._sample_attention(context, samples, function),
+            )
             context = RunContext(
                 CallbackParams(),
                 backend=BACKEND,
@@ -253,6 +258,27 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
                 yield run.callbacks(given, bases), step
         finally:
             _training.release()
+
+    def _sample_attention(self, context: RunContext, samples: int | None, function: Any) -> Any:
+        batch = tuple(context.original_args()["train_dataset_element"])
+        if function is None:
+            return sample_attention(self._network, self._forward_alone, batch, samples, None)
+
+        def given(columns: tuple[Native, ...]) -> Any:
+            keys = self._step_cells[0].keys if self._step_cells else ()
+            named = dict(zip(keys, columns, strict=True)) if keys else columns
+            return function(self._network, named)
+
+        return sample_attention(self._network, self._forward_alone, batch, samples, given)
+
+    def _forward_alone(self, batch: tuple[Native, ...]) -> Native:
+        """Call the network as the step does; without the loss, where that is apart."""
+        network = self._network
+        if self._step_cells:
+            return self._step_cells[0].run(batch)  # type: ignore[no-untyped-call]
+        if self._optimizer is None and _trains_itself(network):
+            return network.network(*batch)
+        return network(*(batch if self._loss_fn is None else batch[:-1]))
 
     def _steps_can_be_ours(self, sink: bool) -> bool:
         """Whether a StepCell can stand in for MindSpore's own train step."""

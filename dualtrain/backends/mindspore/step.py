@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mindspore
@@ -21,7 +22,7 @@ from dualtrain.bus import Emitter, EventBus
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentValueError, RunStateError
 from dualtrain.events import Event
-from dualtrain.protocol import Native
+from dualtrain.protocol import AttentionLayer, Native
 
 
 class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
@@ -162,9 +163,16 @@ class MindSporeStep:
     Args:
         optimizer: A ``mindspore.nn.Optimizer``, or None.
         cell: The train step, where it is ours; None: it is MindSpore's own.
+        sample_attention: What ``attention`` calls.
     """
 
-    def __init__(self, optimizer: Native, cell: StepCell | None = None) -> None:
+    def __init__(
+        self,
+        optimizer: Native,
+        cell: StepCell | None,
+        sample_attention: Callable[[int | None, Any], list[AttentionLayer]],
+    ) -> None:
+        self._sample_attention = sample_attention
         self._counter = getattr(optimizer, "global_step", None)
         self._start = self._count()
         self._cell = cell
@@ -241,6 +249,11 @@ class MindSporeStep:
     def grad_norm_clipped(self) -> float | None:
         norm = self.grad_norm()
         return norm_after_clipping(norm, None if self._cell is None else self._cell.clip_norm)
+
+    def attention(
+        self, samples: int | None, function: Callable[[Native, Native], Sequence[Native]] | None
+    ) -> list[AttentionLayer]:
+        return self._sample_attention(samples, function)
 
     def zero_grad(self, optimizer: Native) -> None:
         raise AssertionError("MindSpore has no manual optimisation")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -20,11 +20,12 @@ from dualtrain.backends._contract import (
 )
 from dualtrain.backends.torch.data import Batches
 from dualtrain.backends.torch.optimizer import Schedule, TorchLearningRate
+from dualtrain.backends.torch.probes import sample_attention
 from dualtrain.bus import EventBus
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
 from dualtrain.events import Event
-from dualtrain.protocol import Capability, Native
+from dualtrain.protocol import AttentionLayer, Capability, Native
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +120,7 @@ class TrainStep:
         self._network = network
         self._source = "train_step" if train_step is not None else "loss_fn" if loss_fn else "the network"
         self._train_step = train_step
+        self._has_loss_fn = loss_fn is not None
         forward = forward_of(network, loss_fn, train_step)
         self._forward = forward if train_step is None else self._watched(forward)
         self._optimizers = optimizers
@@ -372,6 +374,24 @@ class TrainStep:
 
     def grad_norm_clipped(self) -> float | None:
         return norm_after_clipping(self.grad_norm(), self._clip_norm)
+
+    def attention(
+        self, samples: int | None, function: Callable[[Native, Native], Sequence[Native]] | None
+    ) -> list[AttentionLayer]:
+        if not self._automatic and function is None:
+            raise RunStateError(
+                "under automatic_optimization=False train_step cannot be run to look at attention alone: "
+                "pass a function that computes it."
+            )
+        batch = self._params["train_dataset_element"]
+        with nullcontext() if self._autocast is None else self._autocast():
+            return sample_attention(self._network, self._forward_alone, batch, samples, function)
+
+    def _forward_alone(self, network: torch.nn.Module, batch: Native) -> Native:
+        """Call a network as the step does; without the loss, where that is apart."""
+        if self._train_step is not None:
+            return self._train_step(network, batch)
+        return call_network(network, split_batch(batch)[0] if self._has_loss_fn else batch)
 
     # Guards.
 

@@ -1,0 +1,345 @@
+"""Look into a PyTorch network from outside: an extra forward pass that leaves everything as it was."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from dualtrain.backends._attention import MASKED, calling_module, finished, not_probabilities
+from dualtrain.protocol import AttentionLayer, Native
+
+_CHUNK = 1 << 22
+"""Probabilities that are held at a time: 32 MiB of float64."""
+
+_SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax)
+_MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
+
+
+def sample_attention(
+    network: torch.nn.Module,
+    forward: Callable[[torch.nn.Module, Native], Any],
+    batch: Native,
+    samples: int | None,
+    function: Callable[[Native, Native], Sequence[Native]] | None,
+) -> list[AttentionLayer]:
+    """Describe the attention of each layer on samples of a batch.
+
+    Args:
+        network: The network.
+        forward: Takes the network, without wrappers, and a batch, and calls the one with the other.
+        batch: The batch.
+        samples: How many of its samples are taken; None: all.
+        function: Takes the same two and returns the probabilities of each layer, of shape
+            (samples, heads, queries, keys). None: they are found in the forward pass.
+    """
+    inner = unwrapped(network)
+    batch = first_samples(batch, samples)
+    with out_of_band(inner):
+        watch = _AttentionWatch(inner)
+        if function is None:
+            with watch:
+                forward(inner, batch)
+        else:
+            for probabilities in function(inner, batch):
+                watch.add_probabilities(probabilities)
+        return watch.layers()
+
+
+def unwrapped(network: torch.nn.Module) -> torch.nn.Module:
+    """Return the network inside DistributedDataParallel and torch.compile, whose calls have effects."""
+    while True:
+        if isinstance(network, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
+            network = network.module
+        elif hasattr(network, "_orig_mod"):
+            network = network._orig_mod  # type: ignore[assignment]
+        else:
+            return network
+
+
+@contextmanager
+def out_of_band(network: torch.nn.Module, *, training: bool = False) -> Iterator[None]:
+    """Let a network be called without a trace: gradients, random state, buffers, attributes, flags.
+
+    What is compiled runs eagerly meanwhile. In evaluation mode, unless ``training``: then each module
+    is in the mode that it is in.
+    """
+    modules = list(network.modules())
+    attributes = [dict(vars(module)) for module in modules]
+    buffers = [dict(module._buffers) for module in modules]
+    values = [(buffer, buffer.detach().clone()) for buffer in network.buffers()]
+    states = random.getstate(), np.random.get_state()
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(_forked_random_state(network))
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            if not training:
+                network.eval()
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        for module, before, own in zip(modules, attributes, buffers, strict=True):
+            vars(module).clear()
+            vars(module).update(before)
+            module._buffers.clear()
+            module._buffers.update(own)
+        with torch.no_grad():
+            for buffer, value in values:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+
+
+def _forked_random_state(network: torch.nn.Module) -> Any:
+    kinds = {p.device.type for p in network.parameters()} - {"cpu", "meta"}
+    if not kinds:
+        return torch.random.fork_rng(devices=[])
+    kind = kinds.pop()
+    devices = {p.device.index or 0 for p in network.parameters() if p.device.type == kind}
+    return torch.random.fork_rng(devices=sorted(devices), device_type=kind)
+
+
+def first_samples(batch: Native, samples: int | None) -> Native:
+    """Return the first samples of a batch: of every tensor in it, if all agree on their number.
+
+    Where they differ along their first dimension, it is not the samples' one in all of them, and the
+    whole batch is taken.
+    """
+    sizes = {tensor.shape[0] for tensor in _tensors(batch)}
+    if samples is None or len(sizes) != 1 or sizes.pop() <= samples:
+        return batch
+    return _cut(batch, samples)
+
+
+def _tensors(value: Native) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        if value.ndim:
+            yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+
+
+def _cut(value: Native, samples: int) -> Native:
+    if isinstance(value, torch.Tensor):
+        return value[:samples] if value.ndim else value
+    if isinstance(value, (tuple, list)):
+        items = [_cut(item, samples) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, Mapping):
+        return {key: _cut(item, samples) for key, item in value.items()}
+    return value
+
+
+class _AttentionWatch(TorchFunctionMode):
+    """Describe every attention that is computed while this is entered, by any module or function.
+
+    It sees calls on their way into PyTorch, on this thread alone: no module has a hook and no function
+    is replaced. Fused attention gives no probabilities; they are computed again from its queries and
+    keys. Everything stays on the device until ``layers`` is called.
+    """
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self._names = {id(module): name for name, module in network.named_modules()}
+        self._found: list[tuple[str, bool, list[torch.Tensor]]] = []
+
+    def layers(self) -> list[AttentionLayer]:
+        """Return what was found, in order. One device sync."""
+        tensors = [tensor for _, _, own in self._found for tensor in own]
+        if not tensors:
+            return []
+        values = torch.cat([tensor.flatten() for tensor in tensors]).cpu().double().numpy()
+        ends = np.cumsum([tensor.numel() for tensor in tensors])
+        parts = iter(
+            part.reshape(tensor.shape)
+            for part, tensor in zip(np.split(values, ends[:-1]), tensors, strict=True)
+        )
+        return [
+            finished(layer, name, next(parts), next(parts), next(parts), one_sequence)
+            for layer, (name, one_sequence, _) in enumerate(self._found)
+        ]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            return self._multi_head(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return self._scaled_dot_product(*args, **kwargs)
+        if func in _SOFTMAX:
+            self._softmax(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _multi_head(self, *args: Any, **kwargs: Any) -> Any:
+        """Run what nn.MultiheadAttention calls by its fused path, and watch that.
+
+        It runs as a function with the same code but with names of its own for two of those that it
+        calls, so that nobody else's calls are touched.
+        """
+        call = _MULTI_HEAD.bind(*args, **kwargs)
+        wants_weights = call.arguments.get("need_weights", True)
+        call.arguments["need_weights"] = False
+        names = {
+            **vars(F),
+            "has_torch_function": lambda tensors: False,
+            "scaled_dot_product_attention": self._scaled_dot_product,
+        }
+        function = F.multi_head_attention_forward
+        fused = types.FunctionType(function.__code__, names, argdefs=function.__defaults__)
+        result = fused(*call.args, **call.kwargs)
+        return function(*args, **kwargs) if wants_weights else result
+
+    def _scaled_dot_product(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        if query.ndim >= 3:
+            self._add_scaled_dot_product(query, key, attn_mask, is_causal, scale)
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+
+    def _add_scaled_dot_product(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        mask: torch.Tensor | None,
+        is_causal: bool,
+        scale: float | None,
+    ) -> None:
+        query, key = _four_dimensional(query), _four_dimensional(key)
+        samples, heads, queries, width = query.shape
+        keys = key.shape[-2]
+        if key.shape[1] != heads:  # grouped queries share a key head
+            key = key.repeat_interleave(heads // key.shape[1], dim=1)
+        factor = width**-0.5 if scale is None else scale
+        dtype = _precise(query)
+        if mask is not None:
+            if mask.dtype is torch.bool:
+                mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(
+                    ~mask, -math.inf
+                )
+            mask = _four_dimensional(mask)
+
+        def scores_of(sample: int, rows: slice) -> torch.Tensor:
+            scores: torch.Tensor = query[sample, :, rows].to(dtype) @ key[sample].to(dtype).mT * factor
+            if mask is not None:
+                own = _of_sample(mask, sample)
+                scores = scores + (own if own.shape[1] == 1 else own[:, rows]).to(dtype)
+            if is_causal:
+                places = torch.arange(keys, device=scores.device)
+                later = places > torch.arange(queries, device=scores.device)[rows, None]
+                scores = scores.masked_fill(later, -math.inf)
+            return scores
+
+        self._add((samples, heads, queries, keys), scores_of, mask)
+
+    def _softmax(self, scores: torch.Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> None:
+        """Take a softmax along the last of four dimensions for attention."""
+        if scores.ndim == 4 and dim in (-1, 3):
+            self._add_scores(scores)
+
+    def add_probabilities(self, probabilities: Any) -> None:
+        """Describe the attention that a user's function has given."""
+        layer = len(self._found)
+        if not isinstance(probabilities, torch.Tensor) or probabilities.ndim != 4:
+            raise not_probabilities(layer, probabilities)
+        probabilities = probabilities.detach().to(_precise(probabilities))
+        sums = probabilities.sum(-1)
+        if not bool((((sums - 1).abs() < 0.01) | (sums == 0)).all()):
+            raise not_probabilities(layer, probabilities)
+        self._add_scores(probabilities.log())
+
+    def _add_scores(self, scores: torch.Tensor) -> None:
+        dtype = _precise(scores)
+        self._add(tuple(scores.shape), lambda sample, rows: scores[sample, :, rows].to(dtype), scores)
+
+    def _add(
+        self,
+        shape: tuple[int, ...],
+        scores_of: Callable[[int, slice], torch.Tensor],
+        masked: torch.Tensor | None,
+    ) -> None:
+        """Sum up the rows of a layer, a few at a time.
+
+        Args:
+            shape: (samples, heads, queries, keys).
+            scores_of: Gives the scores of some rows of a sample, of shape (heads, rows, keys).
+            masked: What says which scores are masked, of a shape that fits theirs; None: nothing does.
+        """
+        samples, heads, queries, keys = shape
+        one_sequence = queries == keys
+        at_a_time = max(1, _CHUNK // (heads * keys))
+        totals: list[torch.Tensor] | None = None
+        for sample in range(samples):
+            real = None
+            if masked is not None:
+                real = (_of_sample(masked, sample) > MASKED).flatten(0, 1).any(0).expand(keys)
+            for start in range(0, queries, at_a_time):
+                rows = slice(start, min(start + at_a_time, queries))
+                scores = scores_of(sample, rows)
+                counted = (scores > MASKED).any(-1)
+                if one_sequence and real is not None:
+                    counted &= real[rows]
+                p = torch.where(counted[..., None], scores.softmax(-1), 0.0)
+                first = p[..., 0] if real is None else p[..., real.int().argmax()]
+                sums = [
+                    torch.special.entr(p).sum((-2, -1)),
+                    p.amax(-1).sum(-1),
+                    first.sum(-1),
+                    _distances(p, rows),
+                ]
+                parts = [counted.sum(-1, keepdim=True).to(p.dtype), torch.stack(sums, -1), p.sum(-2)]
+                if totals is None:
+                    totals = parts
+                else:
+                    torch._foreach_add_(totals, parts)
+        if totals is not None:
+            self._found.append((calling_module(self._names), one_sequence, totals))
+
+
+def _four_dimensional(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as (samples, heads, ..., ...): missing dimensions are 1, further ones are samples."""
+    if tensor.ndim > 4:
+        return tensor.flatten(0, -4)
+    if tensor.ndim == 3:
+        return tensor.unsqueeze(1)
+    return tensor if tensor.ndim == 4 else tensor[None, None]
+
+
+def _of_sample(mask: torch.Tensor, sample: int) -> torch.Tensor:
+    """Return a sample's part of a mask that may be one for all."""
+    return mask[sample if mask.shape[0] > 1 else 0]
+
+
+def _precise(tensor: torch.Tensor) -> torch.dtype:
+    return torch.float64 if tensor.device.type == "cpu" else torch.float32
+
+
+def _distances(p: torch.Tensor, rows: slice) -> torch.Tensor:
+    """Return, per head, the sum over rows of the mean distance from query to key."""
+    distance = (
+        torch.arange(p.shape[-1], device=p.device)
+        - torch.arange(rows.start, rows.stop, device=p.device)[:, None]
+    ).abs()
+    return (p * distance).sum((-2, -1))
