@@ -14,7 +14,7 @@ import pytest
 import dualtrain as dt
 from dualtrain.errors import LogInUseError
 from dualtrain.records import Record
-from dualtrain.sinks import ConsoleSink, JsonlSink, MemorySink, Sink
+from dualtrain.sinks import AsyncSink, ConsoleSink, JsonlSink, MemorySink, Sink
 
 LOG = Path("log.jsonl")
 
@@ -33,6 +33,7 @@ def steps(path=LOG):
 # The protocol.
 
 SINKS = {
+    "AsyncSink": lambda: AsyncSink(JsonlSink(LOG)),
     "ConsoleSink": lambda: ConsoleSink(io.StringIO()),
     "JsonlSink": lambda: JsonlSink(LOG),
     "MemorySink": MemorySink,
@@ -40,7 +41,7 @@ SINKS = {
 
 
 def test_every_public_sink_is_tested_here():
-    assert {*SINKS, "Sink"} == set(dt.sinks.__all__)
+    assert {*SINKS, "Sink", "RunLog"} == set(dt.sinks.__all__)  # RunLog: tests/test_run_log.py
 
 
 @pytest.mark.parametrize("name", SINKS)

@@ -502,7 +502,7 @@ HOLDER = """
 import sys
 import dualtrain as dt
 
-logger = dt.callbacks.StepLogger("train_log.jsonl", 1)
+logger = dt.callbacks.StepLogger("train_log.jsonl", 1, asynchronous=False)
 parameters = {"mode": "train", "cur_step_num": 0, "cur_epoch_num": 1, "epoch_num": 1}
 parameters["batch_num"] = 3
 run_context = dt.RunContext(parameters)
@@ -815,7 +815,7 @@ def test_an_error_in_the_last_evaluation_leaves_the_last_row(engine):
 def test_rows_can_be_read_while_the_run_goes_on(torch_engine):
     seen = []
     look = At("on_train_step_begin", lambda _: seen.append(column("step")))
-    run(torch_engine, StepLogger(log_interval=1), look, epochs=2, data=ones(2))
+    run(torch_engine, StepLogger(log_interval=1, asynchronous=False), look, epochs=2, data=ones(2))
     assert seen == [[], [1], [1, 2], [1, 2, 3]]
 
 
@@ -1000,6 +1000,9 @@ def test_a_lost_log_is_begun_anew_by_who_wants_to_go_on_with_it(torch_engine):
         ({"log_interval": None}, ArgumentTypeError, ["log_interval", "an integer", "None"]),
         ({"rank": "first"}, ArgumentValueError, ["rank", "'main' or 'all'", "'first'"]),
         ({"rank": 0}, ArgumentValueError, ["rank", "'main' or 'all'", "0"]),
+        ({"asynchronous": 1}, ArgumentTypeError, ["asynchronous", "a bool", "1"]),
+        ({"max_bytes": 0}, ArgumentValueError, ["max_bytes", "at least 1", "0"]),
+        ({"max_bytes": 1e6}, ArgumentTypeError, ["max_bytes", "an integer", "1000000.0"]),
     ],
 )
 def test_arguments_are_checked_when_the_logger_is_made(arguments, kind, words):
@@ -1019,13 +1022,16 @@ def test_making_a_logger_touches_no_file():
 
 
 def test_its_repr_shows_its_settings():
-    expected = "StepLogger(log_file='a.jsonl', log_interval=3, rank='main')"
+    expected = (
+        "StepLogger(log_file='a.jsonl', log_interval=3, rank='main', asynchronous=True, max_bytes=None)"
+    )
     assert repr(StepLogger("a.jsonl", 3)) == expected
 
 
 def test_the_documented_defaults():
     logger = StepLogger()
     assert (logger.log_file, logger.log_interval, logger.rank) == ("train_log.jsonl", 10, "main")
+    assert (logger.asynchronous, logger.max_bytes) == (True, None)
 
 
 # Ranks.
