@@ -12,6 +12,7 @@ from typing import Any
 from dualtrain.errors import ArgumentValueError
 
 SCHEMA_VERSION = 1
+_to_json = json.JSONEncoder(allow_nan=False).encode  # json.dumps would make an encoder for each line
 _OWN_FIELDS = ("step", "epoch", "mode", "timestamp", "nonfinite")
 
 
@@ -48,14 +49,14 @@ class Record:
         row.update(self.values)
         row["timestamp"] = self.time
         try:
-            return json.dumps(row, allow_nan=False)
+            return _to_json(row)
         except ValueError:
             pass
         nonfinite: dict[str, str] = {}
         for name, value in row.items():
             row[name] = _strict(name, value, nonfinite)
         row["nonfinite"] = nonfinite
-        return json.dumps(row, allow_nan=False)
+        return _to_json(row)
 
     @classmethod
     def from_json(cls, line: str) -> Record:
