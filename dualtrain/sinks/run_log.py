@@ -114,9 +114,7 @@ class RunLog:
         finally:
             if self.lost and not self._told:
                 self._told = True
-                _logger.warning(
-                    "%d lines of the log %s are lost: it could not be written.", self.lost, self.path
-                )
+                _logger.warning("the log %s could not be written; lines lost: %d.", self.path, self.lost)
 
     def __repr__(self) -> str:
         return f"RunLog({str(self.path)!r})"
