@@ -1,15 +1,18 @@
-"""One row of a log, to and from one line of strict JSON."""
+"""One row of a log, to and from one line of strict JSON, and the names of a log's files."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dualtrain.errors import ArgumentValueError
 
 SCHEMA_VERSION = 1
+_to_json = json.JSONEncoder(allow_nan=False).encode  # json.dumps would make an encoder for each line
 _OWN_FIELDS = ("step", "epoch", "mode", "timestamp", "nonfinite")
 
 
@@ -23,6 +26,8 @@ class Record:
         mode: ``"train"`` or ``"eval"``.
         time: Unix time in seconds.
         values: Name -> float, integer, tuple of floats (one per parameter group) or None.
+        arrays: Name -> numpy array, for what is too large for a line. They are no part of the
+            line and of comparisons; a sink that keeps them has them in files of their own.
     """
 
     step: int
@@ -30,6 +35,7 @@ class Record:
     mode: str
     time: float
     values: dict[str, Any] = field(default_factory=dict)
+    arrays: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def to_json(self) -> str:
         """Return the record as one line of strict JSON, without the newline.
@@ -43,14 +49,14 @@ class Record:
         row.update(self.values)
         row["timestamp"] = self.time
         try:
-            return json.dumps(row, allow_nan=False)
+            return _to_json(row)
         except ValueError:
             pass
         nonfinite: dict[str, str] = {}
         for name, value in row.items():
             row[name] = _strict(name, value, nonfinite)
         row["nonfinite"] = nonfinite
-        return json.dumps(row, allow_nan=False)
+        return _to_json(row)
 
     @classmethod
     def from_json(cls, line: str) -> Record:
@@ -93,3 +99,46 @@ def _strict(path: str, value: Any, nonfinite: dict[str, str]) -> Any:
         nonfinite[path] = str(value)
         return None
     return value
+
+
+# The files of a log: ``train_log.jsonl`` is the one whose name was given.
+
+
+def of_rank(path: Path, rank: int) -> Path:
+    """Return the log of a rank: ``train_log.rank1.jsonl``; rank 0 has the name that was given."""
+    return path if rank == 0 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+
+
+def ranks_of(path: Path) -> dict[int, Path]:
+    """Return the logs that there are, by rank, in order."""
+    return ({0: path} if path.exists() else {}) | _numbered(path, "rank")
+
+
+def part_of(path: Path, number: int) -> Path:
+    """Return what a log that grew too large is renamed to: ``train_log.part1.jsonl``."""
+    return path.with_name(f"{path.stem}.part{number}{path.suffix}")
+
+
+def parts_of(path: Path) -> dict[int, Path]:
+    """Return the parts of a log that there are beside the one being written, by number, in order."""
+    return _numbered(path, "part")
+
+
+def sidecar_of(path: Path) -> Path:
+    """Return where the run information of a log is kept: ``train_log.jsonl.meta.json``."""
+    return path.with_name(path.name + ".meta.json")
+
+
+def arrays_of(path: Path) -> Path:
+    """Return the folder of a log's arrays: ``train_log.jsonl.arrays``."""
+    return path.with_name(path.name + ".arrays")
+
+
+def _numbered(path: Path, word: str) -> dict[int, Path]:
+    pattern = re.compile(rf"{re.escape(path.stem)}\.{word}([1-9]\d*){re.escape(path.suffix)}")
+    try:
+        names = [entry.name for entry in path.parent.iterdir()]
+    except FileNotFoundError:
+        return {}
+    found = {int(match[1]): path.with_name(name) for name in names if (match := pattern.fullmatch(name))}
+    return dict(sorted(found.items()))

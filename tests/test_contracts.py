@@ -57,8 +57,20 @@ SETTINGS = {
         },
     ),
     "StepLogger": (
-        {"log_file": "one.jsonl", "log_interval": 2, "rank": "all"},
-        {"log_file": "two.jsonl", "log_interval": 3, "rank": "main"},
+        {
+            "log_file": "one.jsonl",
+            "log_interval": 2,
+            "rank": "all",
+            "asynchronous": False,
+            "max_bytes": 600,
+        },
+        {
+            "log_file": "two.jsonl",
+            "log_interval": 3,
+            "rank": "main",
+            "asynchronous": True,
+            "max_bytes": 10**6,
+        },
     ),
 }
 TIMES = ("timestamp", "elapsed_sec", "started")

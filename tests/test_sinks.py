@@ -2,25 +2,29 @@
 
 import io
 import json
+import math
 import os
+import resource
 import stat
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import dualtrain as dt
-from dualtrain.errors import LogInUseError
+from dualtrain.errors import ArgumentTypeError, ArgumentValueError, LogInUseError
 from dualtrain.records import Record
-from dualtrain.sinks import ConsoleSink, JsonlSink, MemorySink, Sink
+from dualtrain.sinks import AsyncSink, ConsoleSink, JsonlSink, MemorySink, Sink
 
 LOG = Path("log.jsonl")
 
 
-def record(step=1, epoch=1, mode="train", **values):
-    return Record(step, epoch, mode, 1700000000.5, values)
+def record(step=1, epoch=1, mode="train", arrays=None, **values):
+    return Record(step, epoch, mode, 1700000000.5, values, arrays or {})
 
 
 def steps(path=LOG):
@@ -33,6 +37,7 @@ def steps(path=LOG):
 # The protocol.
 
 SINKS = {
+    "AsyncSink": lambda: AsyncSink(JsonlSink(LOG)),
     "ConsoleSink": lambda: ConsoleSink(io.StringIO()),
     "JsonlSink": lambda: JsonlSink(LOG),
     "MemorySink": MemorySink,
@@ -40,7 +45,7 @@ SINKS = {
 
 
 def test_every_public_sink_is_tested_here():
-    assert {*SINKS, "Sink"} == set(dt.sinks.__all__)
+    assert {*SINKS, "Sink", "RunLog"} == set(dt.sinks.__all__)  # RunLog: tests/test_run_log.py
 
 
 @pytest.mark.parametrize("name", SINKS)
@@ -372,3 +377,389 @@ def test_two_logs_can_be_written_side_by_side():
     first.close()
     second.close()
     assert (steps("a.jsonl"), steps("b.jsonl")) == ([1], [2])
+
+
+# Many lines in one write.
+
+
+def test_lines_wait_for_a_flush_where_that_is_asked_for():
+    sink = JsonlSink(LOG, line_buffering=False)
+    for step in (1, 2, 3):
+        sink.write(record(step))
+    assert LOG.read_text() == ""
+    sink.flush()
+    assert steps() == [1, 2, 3]
+    sink.write(record(4))
+    assert steps() == [1, 2, 3]
+    sink.close()
+    assert steps() == [1, 2, 3, 4]
+
+
+def test_not_ever_more_lines_wait():
+    sink = JsonlSink(LOG, line_buffering=False)
+    for step in range(1, 2502):
+        sink.write(record(step))
+    assert steps() == list(range(1, 2001))
+    sink.close()
+    assert steps() == list(range(1, 2502))
+
+
+# A full disk, which is a limit to the size of files here.
+
+LINE = len(record(1).to_json()) + 1
+
+
+@contextmanager
+def room_for(lines):
+    """Let no file of this process grow beyond so many lines."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(lines * LINE), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_line_that_finds_no_room_leaves_no_part_of_it_and_the_log_goes_on_afterwards():
+    sink = JsonlSink(LOG)
+    with room_for(2.5):
+        for step in (1, 2):
+            sink.write(record(step))
+        for step in (3, 4):
+            with pytest.raises(OSError, match="too large"):
+                sink.write(record(step))
+            assert steps() == [1, 2]
+    assert sink.lost == 2
+    sink.write(record(5))
+    sink.close()
+    assert steps() == [1, 2, 5]
+    assert sink.lost == 2
+
+
+def test_lines_that_find_no_room_wait_for_the_next_flush():
+    sink = JsonlSink(LOG, line_buffering=False)
+    for step in range(1, 8):
+        sink.write(record(step))
+    with room_for(3.5):
+        for _ in range(2):
+            with pytest.raises(OSError, match="too large"):
+                sink.flush()
+            assert steps() == [1, 2, 3]
+    sink.write(record(8))
+    sink.flush()
+    assert steps() == list(range(1, 9))
+    sink.close()
+    assert sink.lost == 0
+
+
+def test_lines_for_which_there_is_no_room_when_the_log_is_closed_are_lost_and_counted():
+    sink = JsonlSink(LOG, line_buffering=False)
+    for step in range(1, 8):
+        sink.write(record(step))
+    with room_for(3.5):
+        with pytest.raises(OSError, match="too large"):
+            sink.close()
+    assert steps() == [1, 2, 3]
+    assert sink.lost == 4
+    sink.close()
+    write_log(LOG, 8, append=True)  # it has been released
+    assert steps() == [1, 2, 3, 8]
+
+
+def test_only_so_many_lines_wait_for_room():
+    sink = JsonlSink(LOG, line_buffering=False)
+    with room_for(0):
+        for step in range(1, 1001):
+            sink.write(record(step))
+        with pytest.raises(OSError, match="too large"):
+            sink.write(record(1001))
+    sink.close()
+    assert steps() == list(range(1, 1001))
+    assert sink.lost == 1
+
+
+def test_a_record_that_is_no_json_is_lost_alone():
+    sink = JsonlSink(LOG)
+    with pytest.raises(TypeError):
+        sink.write(record(1, x=object()))
+    sink.write(record(2))
+    sink.close()
+    assert steps() == [2]
+    assert sink.lost == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device here")
+@pytest.mark.parametrize("line_buffering", [True, False])
+def test_a_full_device_is_an_error(line_buffering):
+    sink = JsonlSink("/dev/full", line_buffering=line_buffering)
+    if line_buffering:
+        with pytest.raises(OSError, match="No space left"):
+            sink.write(record(1))
+        sink.close()
+    else:
+        sink.write(record(1))
+        for end in (sink.flush, sink.close):
+            with pytest.raises(OSError, match="No space left"):
+                end()
+    assert sink.lost == 1
+
+
+def test_an_interrupt_between_writing_and_noting_it_writes_no_line_twice(monkeypatch):
+    """Ctrl-C raises when the system call returns, with the line in the file already."""
+    write = os.write
+
+    def interrupted(*arguments):
+        write(*arguments)
+        raise KeyboardInterrupt
+
+    sink = JsonlSink(LOG)
+    sink.write(record(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sink.write(record(2))
+    sink.write(record(3))
+    sink.close()
+    assert steps() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("content", [b"", b'{"step": 7}\n' * 9])
+def test_a_log_that_somebody_else_changes_is_gone_on_with(content):
+    sink = JsonlSink(LOG)
+    sink.write(record(1))
+    LOG.write_bytes(content)
+    sink.write(record(2))
+    sink.close()
+    assert LOG.read_bytes() == content + record(2).to_json().encode() + b"\n"
+
+
+# Parts.
+
+
+def part(number, path=LOG):
+    return path.with_name(f"{path.stem}.part{number}{path.suffix}")
+
+
+@pytest.mark.parametrize("line_buffering", [True, False])
+def test_a_log_that_would_grow_too_large_goes_on_in_a_new_file(line_buffering):
+    sink = JsonlSink(LOG, max_bytes=3 * LINE + 1, line_buffering=line_buffering, meta={"run": 1})
+    for step in range(1, 9):
+        sink.write(record(step))
+    sink.close()
+    assert [steps(part(1)), steps(part(2)), steps()] == [[1, 2, 3], [4, 5, 6], [7, 8]]
+    assert sorted(os.listdir()) == [
+        "log.jsonl",
+        "log.jsonl.meta.json",
+        "log.part1.jsonl",
+        "log.part2.jsonl",
+    ]
+
+
+def test_a_file_is_filled_to_the_last_byte():
+    sink = JsonlSink(LOG, max_bytes=2 * LINE)
+    for step in (1, 2, 3):
+        sink.write(record(step))
+    sink.close()
+    assert [steps(part(1)), steps()] == [[1, 2], [3]]
+
+
+def test_a_line_longer_than_a_file_has_one_of_its_own():
+    sink = JsonlSink(LOG, max_bytes=LINE)
+    for step in (1, 2, 3):
+        sink.write(record(step, note="x" * (LINE if step == 2 else 0)))
+    sink.close()
+    assert [steps(part(1)), steps(part(2)), steps()] == [[1], [2], [3]]
+
+
+def test_a_log_that_is_gone_on_with_counts_its_parts_on():
+    for first in (1, 5):
+        sink = JsonlSink(LOG, append=True, max_bytes=2 * LINE)
+        for step in range(first, first + 4):
+            sink.write(record(step))
+        sink.close()
+    parts = [steps(part(number)) for number in (1, 2, 3)]
+    assert [*parts, steps()] == [[1, 2], [3, 4], [5, 6], [7, 8]]
+
+
+def test_a_log_with_two_digits_of_parts_reads_as_one():
+    sink = JsonlSink(LOG, max_bytes=LINE)
+    for step in range(1, 13):
+        sink.write(record(step))
+    sink.close()
+    assert part(11).exists()
+    assert [one.step for one in dt.logs.read_log(LOG).records] == list(range(1, 13))
+
+
+def test_at_no_moment_can_another_run_take_a_log_that_goes_on_in_a_new_file():
+    sink = JsonlSink(LOG, max_bytes=LINE)
+    sink.write(record(1))
+    trying, written = threading.Event(), threading.Event()
+    outcomes = set()
+
+    def take():
+        while not written.is_set():
+            try:
+                JsonlSink(LOG, append=True).close()
+                outcomes.add("taken")
+            except LogInUseError:
+                outcomes.add("refused")
+            trying.set()
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    assert trying.wait(60)
+    for step in range(2, 102):
+        sink.write(record(step))
+    written.set()
+    taker.join(60)
+    assert outcomes == {"refused"}
+    sink.close()
+    assert [one.step for one in dt.logs.read_log(LOG).records] == list(range(1, 102))
+
+
+def test_a_run_killed_between_the_two_steps_to_a_new_part_leaves_no_row_twice():
+    """The full file has both names then, and what was to be the new one is there too."""
+    write_log(LOG, 1, 2, max_bytes=2 * LINE)
+    os.link(LOG, part(1))
+    Path("log.jsonl.next").write_text("left")
+    assert [one.step for one in dt.logs.read_log(LOG).records] == [1, 2]
+    write_log(LOG, 3, 4, append=True, max_bytes=2 * LINE)
+    assert [one.step for one in dt.logs.read_log(LOG).records] == [1, 2, 3, 4]
+    assert sorted(os.listdir()) == ["log.jsonl", "log.part1.jsonl"]
+
+
+def test_where_a_file_cannot_have_two_names_the_log_grows_on_and_says_so(monkeypatch):
+    def refuse(*names):
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    sink = JsonlSink(LOG, max_bytes=2 * LINE)
+    told = []
+    for step in range(1, 7):
+        try:
+            sink.write(record(step))
+        except PermissionError:
+            told.append(step)
+    sink.close()
+    assert steps() == [1, 2, 3, 4, 5, 6]
+    assert told == [3, 5]  # each time that a part would be due
+    assert sink.lost == 0
+    assert os.listdir() == ["log.jsonl"]
+
+
+def test_a_log_that_somebody_has_moved_away_is_written_on_there():
+    sink = JsonlSink(LOG, max_bytes=2 * LINE)
+    for step in (1, 2):
+        sink.write(record(step))
+    LOG.rename("moved.jsonl")
+    LOG.write_text("another")
+    with pytest.raises(OSError, match=r"log\.jsonl.*moved"):
+        sink.write(record(3))
+    sink.close()
+    assert steps("moved.jsonl") == [1, 2, 3]
+    assert LOG.read_text() == "another"
+
+
+def test_the_folder_may_change_meanwhile():
+    sink = JsonlSink(LOG, max_bytes=LINE)
+    Path("elsewhere").mkdir()
+    os.chdir("elsewhere")
+    for step in (1, 2):
+        sink.write(record(step, arrays={"a": np.zeros(2)}))
+    sink.close()
+    assert os.listdir() == []
+    assert sorted(os.listdir("..")) == ["elsewhere", "log.jsonl", "log.jsonl.arrays", "log.part1.jsonl"]
+
+
+@pytest.mark.parametrize("left", ["all", "an empty log", "no log"])
+def test_a_finished_log_is_moved_aside_with_its_parts_and_arrays(left):
+    sink = JsonlSink(LOG, max_bytes=LINE, meta={"run": 1})
+    for step in (1, 2, 3):
+        sink.write(record(step, arrays={"a": np.full(2, step)}))
+    sink.close()
+    if left == "an empty log":  # as a run leaves it that is killed as it begins a new file
+        LOG.write_text("")
+    elif left == "no log":
+        LOG.unlink()
+    write_log(LOG, 4, meta={"run": 2})
+    assert sorted(os.listdir()) == [
+        "log.1.jsonl",
+        "log.1.jsonl.arrays",
+        "log.1.jsonl.meta.json",
+        "log.1.part1.jsonl",
+        "log.1.part2.jsonl",
+        "log.jsonl",
+        "log.jsonl.meta.json",
+    ]
+    old = dt.logs.read_log("log.1.jsonl")
+    assert [one.step for one in old.records] == ([1, 2, 3] if left == "all" else [1, 2])
+    assert old.meta["run"] == 1
+    assert {step: arrays["a"].tolist() for step, arrays in old.arrays().items()} == {
+        1: [1, 1],
+        2: [2, 2],
+        3: [3, 3],
+    }
+    assert [one.step for one in dt.logs.read_log(LOG).records] == [4]
+    assert not dt.logs.read_log(LOG).arrays()
+
+
+@pytest.mark.parametrize(
+    ("max_bytes", "kind"), [(0, ArgumentValueError), (1.5, ArgumentTypeError), (True, ArgumentTypeError)]
+)
+def test_a_limit_that_is_none_is_refused_and_nothing_is_made(max_bytes, kind):
+    with pytest.raises(kind, match="max_bytes"):
+        JsonlSink(LOG, max_bytes=max_bytes)
+    assert os.listdir() == []
+
+
+# Arrays.
+
+ARRAYS = {
+    "weights": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "file": np.array([math.nan, math.inf]),  # which numpy.savez does not take
+    "encoder.0/attention": np.zeros((0, 2), np.int64),
+    "scalar": np.float64(0.1),
+}
+
+
+def test_arrays_are_beside_the_log_and_not_in_it():
+    sink = JsonlSink(LOG)
+    sink.write(record(49, loss=0.5))
+    assert os.listdir() == ["log.jsonl"]
+    sink.write(record(50, loss=0.25, arrays=ARRAYS))
+    sink.close()
+    assert os.listdir("log.jsonl.arrays") == ["step-000000050.npz"]
+    assert LOG.read_text().splitlines() == [record(49, loss=0.5).to_json(), record(50, loss=0.25).to_json()]
+    with np.load("log.jsonl.arrays/step-000000050.npz", allow_pickle=False) as read:
+        assert sorted(read) == sorted(ARRAYS)
+        for name, array in ARRAYS.items():
+            np.testing.assert_array_equal(read[name], array)
+            assert read[name].dtype == array.dtype
+
+
+def test_arrays_that_find_no_room_leave_nothing_and_the_line_is_there():
+    sink = JsonlSink(LOG)
+    with room_for(3):
+        with pytest.raises(OSError, match="too large"):
+            sink.write(record(1, arrays={"a": np.zeros(1000)}))
+    assert os.listdir("log.jsonl.arrays") == []
+    sink.write(record(2, arrays={"a": np.zeros(1000)}))
+    sink.close()
+    assert os.listdir("log.jsonl.arrays") == ["step-000000002.npz"]
+    assert steps() == [1, 2]
+
+
+def test_arrays_that_would_need_pickle_are_refused():
+    sink = JsonlSink(LOG)
+    with pytest.raises(ValueError, match="Object arrays"):
+        sink.write(record(1, arrays={"a": np.array([{}])}))
+    sink.close()
+    assert os.listdir("log.jsonl.arrays") == []
+    assert steps() == [1]
+
+
+def test_a_device_gets_no_arrays():
+    sink = JsonlSink("/dev/null")
+    sink.write(record(1, arrays=ARRAYS))
+    sink.close()
+    assert not os.path.exists("/dev/null.arrays")

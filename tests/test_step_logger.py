@@ -502,7 +502,7 @@ HOLDER = """
 import sys
 import dualtrain as dt
 
-logger = dt.callbacks.StepLogger("train_log.jsonl", 1)
+logger = dt.callbacks.StepLogger("train_log.jsonl", 1, asynchronous=False)
 parameters = {"mode": "train", "cur_step_num": 0, "cur_epoch_num": 1, "epoch_num": 1}
 parameters["batch_num"] = 3
 run_context = dt.RunContext(parameters)
@@ -815,8 +815,66 @@ def test_an_error_in_the_last_evaluation_leaves_the_last_row(engine):
 def test_rows_can_be_read_while_the_run_goes_on(torch_engine):
     seen = []
     look = At("on_train_step_begin", lambda _: seen.append(column("step")))
-    run(torch_engine, StepLogger(log_interval=1), look, epochs=2, data=ones(2))
+    run(torch_engine, StepLogger(log_interval=1, asynchronous=False), look, epochs=2, data=ones(2))
     assert seen == [[], [1], [1, 2], [1, 2, 3]]
+
+
+def test_rows_written_on_a_thread_are_all_there_when_the_run_ends(engine):
+    threads = set(threading.enumerate())
+    during = []
+    look = At("on_train_step_end", lambda _: during.append(set(threading.enumerate()) - threads), step=9)
+    run(engine, StepLogger(log_interval=1), look, data=ones(250))
+    assert column("step") == list(range(1, 251))
+    assert [len(new) for new in during] == [1]
+    assert set(threading.enumerate()) == threads
+    assert open_descriptors(LOG) == []
+
+
+def test_without_a_thread_there_is_none(torch_engine):
+    threads = set(threading.enumerate())
+    during = []
+    look = At("on_train_step_end", lambda _: during.append(set(threading.enumerate())), step=2)
+    run(torch_engine, StepLogger(log_interval=1, asynchronous=False), look)
+    assert during == [threads]
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), SystemExit(3)], ids=["error", "exit"])
+def test_an_end_at_step_250_leaves_250_rows_and_no_thread(engine, error):
+    threads = set(threading.enumerate())
+    network = engine.weight()
+    model = dt.Model(network, engine.loss_fn(), engine.sgd(network))
+    with pytest.raises(type(error)) as caught:
+        model.train(1, ones(300), [StepLogger(log_interval=1), Failing("b", [], error, 250)])
+    assert caught.value is error
+    assert column("step") == list(range(1, 251))
+    assert set(threading.enumerate()) == threads
+    assert open_descriptors(LOG) == []
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device here")
+@pytest.mark.parametrize("asynchronous", [True, False], ids=["asynchronous", "synchronous"])
+def test_a_full_device_costs_rows_and_not_the_training(engine, asynchronous, caplog):
+    logger = StepLogger("/dev/full", 1, asynchronous=asynchronous)
+    with pytest.warns(RuntimeWarning) as warned:
+        network = run(engine, logger, data=ones(20), lr=0.03)
+    assert engine.value(network) == engine.value(run(engine, data=ones(20), lr=0.03))
+    [message] = [str(one.message) for one in warned if "written" in str(one.message)]
+    assert message.startswith("the log '/dev/full' cannot be written ([Errno 28] No space left on device)")
+    assert [one.getMessage() for one in caplog.records if one.name.startswith("dualtrain")] == [
+        "the log /dev/full could not be written; lines lost: 20."
+    ]
+
+
+def test_a_log_that_would_grow_too_large_goes_on_in_a_new_file(torch_engine):
+    run(torch_engine, StepLogger(log_interval=1, max_bytes=500), data=ones(9))
+    parts = sorted(Path().glob("train_log.part*.jsonl"))
+    assert parts
+    assert max(path.stat().st_size for path in [LOG, *parts]) <= 500
+    assert [record.step for record in dt.logs.read_log(LOG).records] == list(range(1, 10))
+    run(torch_engine, StepLogger(log_interval=1, max_bytes=500), data=ones(2))
+    assert column("step") == [1, 2]
+    aside = dt.logs.read_log("train_log.1.jsonl")
+    assert [record.step for record in aside.records] == list(range(1, 10))
 
 
 # Copies.
@@ -1000,6 +1058,9 @@ def test_a_lost_log_is_begun_anew_by_who_wants_to_go_on_with_it(torch_engine):
         ({"log_interval": None}, ArgumentTypeError, ["log_interval", "an integer", "None"]),
         ({"rank": "first"}, ArgumentValueError, ["rank", "'main' or 'all'", "'first'"]),
         ({"rank": 0}, ArgumentValueError, ["rank", "'main' or 'all'", "0"]),
+        ({"asynchronous": 1}, ArgumentTypeError, ["asynchronous", "a bool", "1"]),
+        ({"max_bytes": 0}, ArgumentValueError, ["max_bytes", "at least 1", "0"]),
+        ({"max_bytes": 1e6}, ArgumentTypeError, ["max_bytes", "an integer", "1000000.0"]),
     ],
 )
 def test_arguments_are_checked_when_the_logger_is_made(arguments, kind, words):
@@ -1019,13 +1080,16 @@ def test_making_a_logger_touches_no_file():
 
 
 def test_its_repr_shows_its_settings():
-    expected = "StepLogger(log_file='a.jsonl', log_interval=3, rank='main')"
+    expected = (
+        "StepLogger(log_file='a.jsonl', log_interval=3, rank='main', asynchronous=True, max_bytes=None)"
+    )
     assert repr(StepLogger("a.jsonl", 3)) == expected
 
 
 def test_the_documented_defaults():
     logger = StepLogger()
     assert (logger.log_file, logger.log_interval, logger.rank) == ("train_log.jsonl", 10, "main")
+    assert (logger.asynchronous, logger.max_bytes) == (True, None)
 
 
 # Ranks.

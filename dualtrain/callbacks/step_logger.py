@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
-from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
-from dualtrain._version import __version__
 from dualtrain.callback import Callback
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 from dualtrain.records import Record
-from dualtrain.sinks.jsonl import JsonlSink
+from dualtrain.sinks.run_log import RunLog
 from dualtrain.triggers import Every, positive_int
 
-_OF_A_RUN = {"_sink", "_held", "_written_step", "_last_row", "_log_mark", "_start", "_every", "_resuming"}
+_OF_A_RUN = {"_log", "_held", "_written_step", "_last_row", "_log_mark", "_start", "_every", "_resuming"}
 
 
 class StepLogger(Callback):
@@ -31,7 +27,8 @@ class StepLogger(Callback):
     start time) is beside the log, in ``<log_file>.meta.json``.
 
     A finished log of the same name is moved aside to ``train_log.1.jsonl`` and so on; a log
-    that a live run is writing is refused before the first step.
+    that a live run is writing is refused before the first step. An error while it is written,
+    as on a full disk, does not end training: it is warned of once, and lost lines are counted.
 
     Args:
         log_file: Read at train begin. Missing folders are made.
@@ -39,12 +36,17 @@ class StepLogger(Callback):
             device sync per row negligible and still shows every turn of a loss.
         rank: ``"main"``: rank 0 alone writes. ``"all"``: every rank writes its own file,
             ranks above 0 to ``train_log.rank1.jsonl`` and so on.
+        asynchronous: Write on a thread: a row is in the file about a second later, and all are
+            when the run ends, however it does. If not, a row is there when its step ends.
+        max_bytes: The size of the file at which it is renamed to ``train_log.part1.jsonl`` and
+            so on, and a new one begun. None: no limit.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: An argument cannot be used.
         LogInUseError, OSError: At train begin, if the file cannot be had.
 
-    A row is written at once, but for an epoch's last one, which waits for what the evaluation logs.
+    A row is written when its step ends, but for an epoch's last one, which waits for what the
+    evaluation logs.
     A run that another callback stops after this one has written has a second row for its last step
     if something is logged after that.
 
@@ -58,19 +60,25 @@ class StepLogger(Callback):
         log_interval: int = 10,
         *,
         rank: str = "main",
+        asynchronous: bool = True,
+        max_bytes: int | None = None,
     ) -> None:
         if not isinstance(log_file, (str, os.PathLike)):
             raise ArgumentTypeError(f"StepLogger(log_file=...) takes a path, but got {log_file!r}.")
         if rank not in ("main", "all"):
             raise ArgumentValueError(f"StepLogger(rank=...) is 'main' or 'all', but got {rank!r}.")
+        if not isinstance(asynchronous, bool):
+            raise ArgumentTypeError(f"StepLogger(asynchronous=...) is a bool, but got {asynchronous!r}.")
         self.log_file = log_file
         self.log_interval = positive_int("StepLogger", "log_interval", log_interval)
         self.rank = rank
+        self.asynchronous = asynchronous
+        self.max_bytes = None if max_bytes is None else positive_int("StepLogger", "max_bytes", max_bytes)
         self._resuming = False
         self._forget_run()
 
     def _forget_run(self) -> None:
-        self._sink: JsonlSink | None = None
+        self._log: RunLog | None = None
         self._held: Record | None = None
         self._written_step = 0
         self._last_row = 0  # the same, but of this run alone
@@ -82,18 +90,21 @@ class StepLogger(Callback):
         self._forget_run()
         if resuming:
             self._written_step = written_step
-        if self.rank == "main" and not run_context.is_main:
-            return
         self._start = time.monotonic()
         self._every = Every(steps=self.log_interval)
         self._every.reset(step=run_context.step or 0)
-        path = Path(self.log_file)
-        if run_context.rank > 0:
-            path = path.with_name(f"{path.stem}.rank{run_context.rank}{path.suffix}")
-        self._sink = JsonlSink(path, append=resuming, meta=self._describe_run(run_context))
+        self._log = RunLog.open(
+            run_context,
+            self.log_file,
+            rank=self.rank,
+            asynchronous=self.asynchronous,
+            append=resuming,
+            max_bytes=self.max_bytes,
+            meta={"log_interval": self.log_interval},
+        )
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        if self._sink is None:
+        if self._log is None:
             return
         self._write_held()
         may_be_last = _may_be_last_step(run_context)
@@ -108,7 +119,7 @@ class StepLogger(Callback):
             self._write_held()
 
     def on_train_end(self, run_context: RunContext) -> None:
-        if self._sink is None or not run_context.step:
+        if self._log is None or not run_context.step:
             return
         late = self._logged(run_context)
         if self._held is None and (late or self._last_row != run_context.step):
@@ -120,9 +131,9 @@ class StepLogger(Callback):
         try:
             self._write_held()
         finally:
-            sink, self._sink, self._held = self._sink, None, None
-            if sink is not None:
-                sink.close()
+            log, self._log, self._held = self._log, None, None
+            if log is not None:
+                log.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what tells a resumed run to continue this log."""
@@ -158,26 +169,9 @@ class StepLogger(Callback):
 
     def _write_held(self) -> None:
         record, self._held = self._held, None
-        if record is not None and self._sink is not None:
-            self._sink.write(record)
+        if record is not None and self._log is not None:
+            self._log.write(record)
             self._written_step = self._last_row = record.step
-
-    def _describe_run(self, run_context: RunContext) -> dict[str, Any]:
-        backend = run_context.backend
-        network = run_context.original_args().get("network")
-        return {
-            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "dualtrain": __version__,
-            "python": platform.python_version(),
-            "backend": None if backend is None else str(backend),
-            "backend_version": None if backend is None else backend.version(),
-            "model": None if network is None else type(network).__name__,
-            "epochs": run_context.epochs,
-            "batches_per_epoch": run_context.batches_per_epoch,
-            "log_interval": self.log_interval,
-            "rank": run_context.rank,
-            "world_size": run_context.world_size,
-        }
 
 
 def _may_be_last_step(run_context: RunContext) -> bool | None:

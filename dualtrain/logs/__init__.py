@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from dualtrain.logs.plot import plot_logs as plot_logs
     from dualtrain.logs.reader import Log as Log
     from dualtrain.logs.reader import read_log as read_log
+    from dualtrain.logs.reader import read_ranks as read_ranks
 
 _EXPORTS = {
     "Log": "dualtrain.logs.reader:Log",
     "plot_logs": "dualtrain.logs.plot:plot_logs",
     "read_log": "dualtrain.logs.reader:read_log",
+    "read_ranks": "dualtrain.logs.reader:read_ranks",
 }
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)

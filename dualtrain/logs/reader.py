@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dualtrain.errors import ArgumentValueError
-from dualtrain.records import Record
+from dualtrain.records import Record, arrays_of, parts_of, ranks_of, sidecar_of
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,44 @@ class Log:
         rows = [r for r in self.records if name in r.values]
         return [r.step for r in rows], [r.values[name] for r in rows]
 
+    def arrays(self) -> Mapping[int, dict[str, Any]]:
+        """Return the arrays beside the log, by step and name; empty if there are none.
+
+        A step's arrays are read, as numpy arrays, each time they are asked for.
+        """
+        return _Arrays(arrays_of(self.path))
+
+
+class _Arrays(Mapping[int, dict[str, Any]]):
+    """Step -> its arrays, read when asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        found = (re.fullmatch(r"step-(\d+)\.npz", path.name) for path in sorted(folder.glob("step-*.npz")))
+        self._files = {int(match[1]): folder / match[0] for match in found if match}
+
+    def __getitem__(self, step: int) -> dict[str, Any]:
+        path = self._files[step]
+        import numpy as np
+
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __repr__(self) -> str:
+        return f"arrays of steps {list(self._files)}"
+
 
 def read_log(path: str | os.PathLike[str]) -> Log:
     """Read a JSONL log and the run information beside it.
 
-    A line that is no whole record, as a killed run may leave one, is kept in ``torn``; any
-    number of them is tolerated, since a resumed run goes on after it.
+    Parts that it was split into are read as one, in order. A line that is no whole record, as
+    a killed run may leave one, is kept in ``torn``; any number of them is tolerated, since a
+    resumed run goes on after it.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -59,18 +93,48 @@ def read_log(path: str | os.PathLike[str]) -> Log:
     """
     path = Path(path)
     records, torn = [], []
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if not line.strip():
-                continue
-            try:
-                records.append(Record.from_json(line))
-            except ArgumentValueError:
-                torn.append(line.rstrip("\n"))
+    for raw in _lines_of(path):
+        line = raw.decode(errors="replace")
+        if not line.strip():
+            continue
+        try:
+            records.append(Record.from_json(line))
+        except ArgumentValueError:
+            torn.append(line.rstrip("\r\n"))
     if torn and not records:
         raise ArgumentValueError(f"{path} is no log: none of its {len(torn)} lines is a record.")
-    sidecar = path.with_name(path.name + ".meta.json")
-    return Log(path, records, _read_meta(sidecar), torn)
+    return Log(path, records, _read_meta(sidecar_of(path)), torn)
+
+
+def read_ranks(path: str | os.PathLike[str]) -> dict[int, Log]:
+    """Read the logs that the ranks of one run wrote, by rank.
+
+    Args:
+        path: The log of rank 0, ``train_log.jsonl``; the others are ``train_log.rank1.jsonl``
+            and so on.
+
+    Raises:
+        FileNotFoundError: No rank has a log of that name.
+        ArgumentValueError: One of the files has lines, and none of them is a record.
+    """
+    path = Path(path)
+    logs = {rank: read_log(log) for rank, log in ranks_of(path).items()}
+    return logs or {0: read_log(path)}  # which raises
+
+
+def _lines_of(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a log's parts, in order, and then its own.
+
+    Its own file is opened first: if the run that is writing it makes it a part meanwhile, it is
+    read once, and what comes after it is left out.
+    """
+    with path.open("rb") as last:
+        for part in parts_of(path).values():
+            if os.path.samestat(part.stat(), os.fstat(last.fileno())):
+                break
+            with part.open("rb") as lines:
+                yield from lines
+        yield from last
 
 
 def _read_meta(sidecar: Path) -> dict[str, Any]:

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING
 from dualtrain._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from dualtrain.sinks.async_ import AsyncSink as AsyncSink
     from dualtrain.sinks.console import ConsoleSink as ConsoleSink
     from dualtrain.sinks.jsonl import JsonlSink as JsonlSink
     from dualtrain.sinks.memory import MemorySink as MemorySink
+    from dualtrain.sinks.run_log import RunLog as RunLog
     from dualtrain.sinks.sink import Sink as Sink
 
 _EXPORTS = {
+    "AsyncSink": "dualtrain.sinks.async_:AsyncSink",
     "ConsoleSink": "dualtrain.sinks.console:ConsoleSink",
     "JsonlSink": "dualtrain.sinks.jsonl:JsonlSink",
     "MemorySink": "dualtrain.sinks.memory:MemorySink",
+    "RunLog": "dualtrain.sinks.run_log:RunLog",
     "Sink": "dualtrain.sinks.sink:Sink",
 }
 
