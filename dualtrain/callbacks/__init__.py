@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dualtrain.callbacks.metric_history import MetricHistory as MetricHistory
     from dualtrain.callbacks.smart_trainer import SmartTrainer as SmartTrainer
     from dualtrain.callbacks.step_logger import StepLogger as StepLogger
+    from dualtrain.callbacks.transformer_monitor import TransformerMonitor as TransformerMonitor
 
 _EXPORTS = {
     "EarlyStopping": "dualtrain.callbacks.early_stopping:EarlyStopping",
@@ -29,6 +30,7 @@ _EXPORTS = {
     "MetricHistory": "dualtrain.callbacks.metric_history:MetricHistory",
     "SmartTrainer": "dualtrain.callbacks.smart_trainer:SmartTrainer",
     "StepLogger": "dualtrain.callbacks.step_logger:StepLogger",
+    "TransformerMonitor": "dualtrain.callbacks.transformer_monitor:TransformerMonitor",
 }
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)

@@ -1,0 +1,284 @@
+"""Record what a transformer does while it trains: gradient norms and attention, on the side."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dualtrain.callback import Callback
+from dualtrain.context import RunContext
+from dualtrain.errors import ArgumentTypeError, ArgumentValueError, DualTrainError
+from dualtrain.protocol import AttentionLayer, Capability
+from dualtrain.records import Record
+from dualtrain.sinks.run_log import RunLog
+from dualtrain.triggers import positive_int
+
+_logger = logging.getLogger(__name__)
+
+
+class TransformerMonitor(Callback):
+    """Record the gradient norm of each update, and now and then each head's attention.
+
+    Training with it is bit-equal to training without: attention comes from a forward pass of its
+    own over a few samples of the current batch, in evaluation mode, and everything is put back (see
+    ``RunContext.attention``). A sample is taken before the step: at the first one, then every
+    ``attention_interval`` steps. Attention is found in ``nn.MultiheadAttention`` and what is built from it, on PyTorch in
+    every caller of ``scaled_dot_product_attention``, and on both engines in a softmax along the last
+    of four dimensions; ``attention_fn`` serves any other network.
+
+    A row of the log has ``step``, ``epoch``, ``global_step``, ``grad_norm`` (the global L2 norm,
+    unscaled, before clipping), ``grad_norm_clipped``, and where attention was sampled a list
+    ``attention`` of ``{layer, head, attention_entropy, attention_max, attention_first,
+    attention_distance}``: nats, probabilities, positions (see ``dualtrain.protocol.AttentionLayer``).
+    What each key gets goes into ``<log_file>.arrays``: one array ``layer<i>`` of shape (heads, keys) for
+    each layer, which ``dualtrain.logs.plot_attention`` draws as heat maps.
+
+    Args:
+        monitor_layers: Indexes of attention layers, in the order of the forward pass. None: all.
+        grad_norm_threshold: A norm below it is warned of as vanishing, once until it is above again.
+            1e-3 is far below what a healthy run has and far above float32's rounding.
+        log_file: Where rows go; read at train begin. None: ``grad_norm``, ``grad_norm_clipped`` and
+            the means over heads, as ``attention_entropy/<layer>``, are given to ``run_context.log``,
+            so that a StepLogger behind this one in the list has them in its rows.
+        grad_interval: Updates between two rows.
+        attention_interval: Steps between two samples. At 50 a sample of the default size costs less
+            than 1 % of a training's time.
+        explosion_threshold: A norm above it, or one that is not finite, is warned of as exploding.
+        attention_samples: How many samples of a batch are looked at; None: all. 8 make means
+            steady to a few percent and keep the extra pass small.
+        attention_fn: ``attention_fn(network, batch)`` that returns each layer's probabilities, of
+            shape (samples, heads, queries, keys); called out of band.
+        rank: ``"main"``: rank 0 alone writes. ``"all"``: each rank a file of its own. Attention is
+            sampled on all ranks.
+
+    Attributes:
+        attention: The last sample: a list of ``AttentionLayer``, one for each layer watched.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: An argument cannot be used; at the first step, if the
+            network has no layer of an index in ``monitor_layers``: before the weights have moved.
+
+    A network without attention is warned of once, and gradient norms go on being recorded.
+
+    Cost: one device sync per row for the norm, and per sample one more and a forward pass of
+    ``attention_samples`` samples; on MindSpore, where the norm is part of the step, 10 to 40 % of a tiny step.
+    Events: train begin, step begin, step end, teardown.
+    """
+
+    needs = frozenset({Capability.GRAD_NORM})
+
+    def __init__(
+        self,
+        monitor_layers: Sequence[int] | None = None,
+        grad_norm_threshold: float = 1e-3,
+        *,
+        log_file: str | os.PathLike[str] | None = None,
+        grad_interval: int = 1,
+        attention_interval: int = 50,
+        explosion_threshold: float = 1e3,
+        attention_samples: int | None = 8,
+        attention_fn: Callable[[Any, Any], Sequence[Any]] | None = None,
+        rank: str = "main",
+    ) -> None:
+        _check_layers(monitor_layers)
+        if not 0 <= grad_norm_threshold < explosion_threshold:
+            raise ArgumentValueError(
+                f"TransformerMonitor takes 0 <= grad_norm_threshold < explosion_threshold, but got "
+                f"{grad_norm_threshold!r} and {explosion_threshold!r}."
+            )
+        if log_file is not None and not isinstance(log_file, (str, os.PathLike)):
+            raise ArgumentTypeError(f"TransformerMonitor(log_file=...) takes a path, but got {log_file!r}.")
+        if attention_fn is not None and not callable(attention_fn):
+            raise ArgumentTypeError(
+                f"TransformerMonitor(attention_fn=...) takes a function, but got {attention_fn!r}."
+            )
+        if rank not in ("main", "all"):
+            raise ArgumentValueError(f"TransformerMonitor(rank=...) is 'main' or 'all', but got {rank!r}.")
+        self.monitor_layers = monitor_layers
+        self.grad_norm_threshold = grad_norm_threshold
+        self.log_file = log_file
+        self.grad_interval = positive_int("TransformerMonitor", "grad_interval", grad_interval)
+        self.attention_interval = positive_int(
+            "TransformerMonitor", "attention_interval", attention_interval
+        )
+        self.explosion_threshold = explosion_threshold
+        if attention_samples is not None:
+            positive_int("TransformerMonitor", "attention_samples", attention_samples)
+        self.attention_samples = attention_samples
+        self.attention_fn = attention_fn
+        self.rank = rank
+        self._resuming = False
+        self._forget_run()
+
+    def _forget_run(self) -> None:
+        self.attention: list[AttentionLayer] = []
+        self._log: RunLog | None = None
+        self._rows = 0
+        self._next_sample: float = 0
+        self._sampled_now = False
+        self._updates = 0
+        self._trouble: str | None = None
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        resuming, self._resuming = self._resuming, False
+        self._forget_run()
+        if self.log_file is not None:
+            self._log = RunLog.open(
+                run_context,
+                self.log_file,
+                rank=self.rank,
+                append=resuming,
+                meta={"attention_interval": self.attention_interval, "grad_interval": self.grad_interval},
+            )
+
+    def on_train_step_begin(self, run_context: RunContext) -> None:
+        step = run_context.step or 0
+        if step >= self._next_sample:
+            self._next_sample = step + self.attention_interval
+            self._sample(run_context)
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        sampled, self._sampled_now = self._sampled_now, False
+        due = False
+        if run_context.is_update_step:
+            due = self._updates % self.grad_interval == 0
+            self._updates += 1
+        if not (sampled or due):
+            return
+        norm = run_context.grad_norm
+        clipped = run_context.grad_norm_clipped
+        if norm is not None:
+            self._watch_norm(run_context, norm)
+        if self._log is not None:
+            self._write(run_context, norm, clipped, sampled)
+        elif self.log_file is None:
+            self._hand_on(run_context, norm, clipped, sampled)
+
+    def on_teardown(self, run_context: RunContext) -> None:
+        log, self._log = self._log, None
+        if log is not None:
+            log.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what tells a resumed run to continue this log."""
+        return {"rows": self._rows}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the log in the next run instead of starting a new one."""
+        self._rows = state["rows"]
+        self._resuming = self._rows > 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has the settings and no part in a running log.
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._resuming = False
+        self._forget_run()
+
+    def _sample(self, run_context: RunContext) -> None:
+        try:
+            found = run_context.attention(self.attention_samples, self.attention_fn)
+        except DualTrainError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the network raises on a part of a batch
+            self._give_up(f"could not look at attention ({type(error).__name__}: {error})")
+            return
+        if not found:
+            network = type(run_context.original_args().get("network")).__name__
+            self._give_up(f"found no attention in {network}")
+            return
+        chosen = range(len(found)) if self.monitor_layers is None else self.monitor_layers
+        unknown = [layer for layer in chosen if layer >= len(found)]
+        if unknown:
+            names = ", ".join(f"{layer.layer} ({layer.name})" for layer in found)
+            raise ArgumentValueError(
+                f"TransformerMonitor(monitor_layers=...) names layer {unknown[0]}, but the network has "
+                f"{len(found)} attention layers: {names}."
+            )
+        self.attention = [found[layer] for layer in chosen]
+        self._sampled_now = True
+
+    def _give_up(self, reason: str) -> None:
+        """Sample no more in this run, since it would fail at each sample, and say so once."""
+        self._next_sample = math.inf
+        warnings.warn(
+            f"TransformerMonitor {reason}: only gradient norms are recorded; attention_fn can give the "
+            f"probabilities, and attention_samples=None takes whole batches.",
+            stacklevel=4,
+        )
+
+    def _watch_norm(self, run_context: RunContext, norm: float) -> None:
+        trouble = None
+        if norm < self.grad_norm_threshold:
+            trouble = f"vanishing: below {self.grad_norm_threshold:g}"
+        elif not norm <= self.explosion_threshold:  # NaN is not below anything
+            trouble = f"exploding: above {self.explosion_threshold:g}"
+        if trouble is not None and trouble != self._trouble:
+            _logger.warning("step %s: the gradient norm, %g, is %s.", run_context.step, norm, trouble)
+        self._trouble = trouble
+
+    def _write(
+        self, run_context: RunContext, norm: float | None, clipped: float | None, sampled: bool
+    ) -> None:
+        assert self._log is not None
+        values: dict[str, Any] = {
+            "global_step": run_context.global_step,
+            "grad_norm": norm,
+            "grad_norm_clipped": clipped,
+        }
+        arrays = {}
+        if sampled:
+            values["attention"] = [row for layer in self.attention for row in _heads(layer)]
+            arrays = {f"layer{layer.layer}": layer.per_key for layer in self.attention}
+        self._log.write(
+            Record(
+                run_context.step or 0, run_context.epoch, "train", time.time(), values=values, arrays=arrays
+            )
+        )
+        self._rows += 1
+
+    def _hand_on(
+        self, run_context: RunContext, norm: float | None, clipped: float | None, sampled: bool
+    ) -> None:
+        if norm is not None and clipped is not None:
+            run_context.log("grad_norm", norm)
+            run_context.log("grad_norm_clipped", clipped)
+        for layer in self.attention if sampled else ():
+            run_context.log(f"attention_entropy/{layer.layer}", sum(layer.entropy) / len(layer.entropy))
+            run_context.log(f"attention_max/{layer.layer}", sum(layer.maximum) / len(layer.maximum))
+
+
+def _heads(layer: AttentionLayer) -> list[dict[str, Any]]:
+    return [
+        {
+            "layer": layer.layer,
+            "head": head,
+            "attention_entropy": layer.entropy[head],
+            "attention_max": layer.maximum[head],
+            "attention_first": layer.first[head],
+            "attention_distance": None if layer.distance is None else layer.distance[head],
+        }
+        for head in range(len(layer.entropy))
+    ]
+
+
+def _check_layers(layers: Any) -> None:
+    if layers is None:
+        return
+    if not isinstance(layers, (list, tuple, range)) or not all(
+        isinstance(layer, int) and not isinstance(layer, bool) for layer in layers
+    ):
+        raise ArgumentTypeError(
+            f"TransformerMonitor(monitor_layers=...) takes a list of layer indexes or None, but got {layers!r}."
+        )
+    if not layers or min(layers) < 0 or len(set(layers)) < len(layers):
+        raise ArgumentValueError(
+            f"TransformerMonitor(monitor_layers=...) takes different indexes from 0, but got {list(layers)}."
+        )
