@@ -22,7 +22,8 @@ class Record:
         epoch: From 1; None in a lone evaluation.
         mode: ``"train"`` or ``"eval"``.
         time: Unix time in seconds.
-        values: Name -> float, integer, tuple of floats (one per parameter group) or None.
+        values: Name -> float, integer, tuple of floats (one per parameter group) or None; or a tuple of
+            texts, or of mappings of such values (one per layer, say). Lists come back as tuples.
     """
 
     step: int
@@ -65,15 +66,9 @@ class Record:
             raise ArgumentValueError(f"not a whole line of JSON: {line[:80]!r}") from error
         if not isinstance(row, dict) or "step" not in row:
             raise ArgumentValueError(f"not a log record (a JSON object with a step): {line[:80]!r}")
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
         for name, text in row.get("nonfinite", {}).items():
-            column, _, index = name.rpartition(".")
-            if name in values:
-                values[name] = float(text)
-            elif isinstance(values.get(column), tuple):
-                items = list(values[column])
-                items[int(index)] = float(text)
-                values[column] = tuple(items)
+            _restore(row, name, float(text))
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
         return cls(
             step=row["step"],
             epoch=row.get("epoch"),
@@ -93,3 +88,18 @@ def _strict(path: str, value: Any, nonfinite: dict[str, str]) -> Any:
         nonfinite[path] = str(value)
         return None
     return value
+
+
+def _restore(container: Any, path: str, value: float) -> bool:
+    """Put a value where ``_strict`` has noted it; names may have dots, and tell whether it was found."""
+    items = enumerate(container) if isinstance(container, list) else container.items()
+    named = {str(name): name for name, _ in items}
+    if path in named:
+        container[named[path]] = value
+        return True
+    return any(
+        isinstance(container[name], (list, dict))
+        and path.startswith(f"{text}.")
+        and _restore(container[name], path[len(text) + 1 :], value)
+        for text, name in named.items()
+    )
