@@ -200,6 +200,30 @@ class TorchEngine:
         )
         return optimizer, {"lr_scheduler": schedule}
 
+    def perceptron(self) -> Any:
+        """Return a network with layers ``hidden``, ``norm`` (batch norm), dropout and ``out``: 4 to 1."""
+        from networks_torch import Perceptron
+
+        return Perceptron()
+
+    def idle(self) -> Any:
+        """Return ``used * x + 0 * times_zero + frozen``, which has a weight ``unused`` too."""
+        from networks_torch import Idle
+
+        return Idle()
+
+    def tied(self) -> Any:
+        """Return two layers of one input and output that share a weight of 2."""
+        from networks_torch import Tied
+
+        return Tied()
+
+    def adam(self, network: Any, lr: float) -> Any:
+        """Return Adam over the network's parameters."""
+        import torch
+
+        return torch.optim.Adam(network.parameters(), lr)
+
     def smooth_cross_entropy(self, smoothing: float = 0.0) -> Any:
         """Return a cross entropy that has ``label_smoothing``."""
         import torch
@@ -306,6 +330,26 @@ class MindSporeEngine:
 
     def scheduled_sgd(self, network: Any, rates: Any) -> tuple[Any, dict[str, Any]]:
         return self.sgd(network, list(rates)), {}
+
+    def perceptron(self) -> Any:
+        from networks_mindspore import Perceptron
+
+        return Perceptron()
+
+    def idle(self) -> Any:
+        from networks_mindspore import Idle
+
+        return Idle()
+
+    def tied(self) -> Any:
+        from networks_mindspore import Tied
+
+        return Tied()
+
+    def adam(self, network: Any, lr: float) -> Any:
+        import mindspore
+
+        return mindspore.nn.Adam(network.trainable_params(), lr)
 
     def smooth_cross_entropy(self, smoothing: float = 0.0) -> Any:
         import mindspore

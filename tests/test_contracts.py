@@ -38,6 +38,10 @@ SETTINGS = {
     "LearningRateWarmup": ({"steps": 4, "start_factor": 0.5}, {"steps": 2, "start_factor": 0.25}),
     "LrCheck": ({"expected": [0.1, 0.1, 0.3], "rtol": 0.001}, {"expected": [0.1] * 9, "rtol": 0.1}),
     "MetricHistory": ({}, {}),
+    "ParameterMonitor": (
+        {"interval": 2, "patterns": {"all": "weight"}, "log_file": "parameters.jsonl"},
+        {"interval": 3, "patterns": ["w"], "log_file": "more.jsonl"},
+    ),
     "SmartTrainer": (
         {
             "patience": 2,
