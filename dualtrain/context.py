@@ -284,6 +284,41 @@ class RunContext:
         return None if self._step is None else self._step.grad_norm_clipped()
 
     @property
+    def trained_parameters(self) -> dict[str, Native]:
+        """The network's parameters that an optimizer has and that are not frozen, by name.
+
+        The native parameters themselves; tied weights are there once, under their first name. Under
+        ``torch.compile`` names are those of the network that was compiled. Cost: a walk over the network.
+        """
+        return {} if self._step is None else self._step.trained_parameters()
+
+    def request_parameter_grad_norms(self) -> None:
+        """Ask, before an update, for ``parameter_grad_norms`` at its step end.
+
+        A request holds until an update has been measured. A callback that makes one has
+        ``Capability.PARAMETER_GRAD_NORMS`` in its ``needs``.
+
+        Raises:
+            RunStateError: There is no training step to ask, or on MindSpore no callback of the run
+                has that capability in its needs: the norms are not compiled into the step.
+        """
+        if self._step is None:
+            raise RunStateError("There is no training step in this run, so no gradients to measure.")
+        self._step.request_parameter_grad_norms()
+
+    @property
+    def parameter_grad_norms(self) -> dict[str, float] | None:
+        """The L2 norm of each trained parameter's gradient in this update: unscaled, before clipping.
+
+        By the names of ``trained_parameters``. A missing gradient reads 0.0; any other that is not all
+        zeros reads above it. None where this batch makes no update, or nobody has requested them. Under
+        manual optimisation the parameters of optimizers that made no update are left out. Cost:
+        on PyTorch one pass over the gradients and one device sync in an update for which they are
+        requested; on MindSpore they are part of every step of a run that needs them.
+        """
+        return None if self._step is None else self._step.parameter_grad_norms()
+
+    @property
     def is_update_step(self) -> bool:
         """Whether this batch ends a window of accumulation; known from the step's end on."""
         return self._step is not None and self._step.is_update_step

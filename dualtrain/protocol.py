@@ -40,6 +40,10 @@ class Capability(str, Enum):
     """``run_context.grad_norm`` can be read. MindSpore computes it in the step only for a run in
     which a callback needs this, or ``clip_norm`` is set; PyTorch when it is read."""
 
+    PARAMETER_GRAD_NORMS = "parameter_grad_norms"
+    """``run_context.parameter_grad_norms`` can be read. MindSpore computes them in the step only for
+    a run in which a callback needs this; PyTorch in the updates for which they are requested."""
+
     ACCUMULATION = "accumulation"
     """``run_context.accumulate_steps`` can be set. Absent under manual optimisation, and in
     MindSpore where data is sunk or a native step does its own scaling."""
@@ -175,6 +179,25 @@ class Backend(Protocol):
             ArgumentValueError: A name or a shape differs from the network's.
         """
 
+    def copy_parameters(self, parameters: dict[str, Native]) -> dict[str, Native]:
+        """Return a copy of each tensor, where ``parameter_changes`` wants it.
+
+        That is on its device, and on MindSpore on the host. No device sync on PyTorch.
+        """
+
+    def parameter_changes(
+        self, before: dict[str, Native], now: dict[str, Native]
+    ) -> dict[str, tuple[float, float]]:
+        """Return by name the L2 norm of a copied tensor and that of its change since then.
+
+        Half precision is reckoned in float32. Cost: one pass over the tensors, and on PyTorch one
+        device sync for all of them.
+
+        Args:
+            before: What ``copy_parameters`` returned; it is used up.
+            now: The same tensors now; it may hold further ones.
+        """
+
     def rank(self) -> int:
         """Return this process's rank, 0 where nothing is distributed."""
 
@@ -221,6 +244,22 @@ class Step(Protocol):
         self, samples: int | None, function: Callable[[Native, Native], Sequence[Native]] | None
     ) -> list[AttentionLayer]:
         """Describe the attention of each layer on the batch at hand; see ``RunContext.attention``."""
+
+    def trained_parameters(self) -> dict[str, Native]:
+        """Return the network's parameters that an optimizer has and that are not frozen: name -> native."""
+
+    def request_parameter_grad_norms(self) -> None:
+        """Ask for ``parameter_grad_norms`` at the next update.
+
+        Raises:
+            RunStateError: On MindSpore, where no callback of the run needs the capability.
+        """
+
+    def parameter_grad_norms(self) -> dict[str, float] | None:
+        """Return each trained parameter's gradient norm before clipping. One sync.
+
+        None where this batch makes no update or they were not requested.
+        """
 
     def zero_grad(self, optimizer: Native) -> None:
         """Clear the gradients, under manual optimisation."""

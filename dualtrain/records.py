@@ -25,7 +25,8 @@ class Record:
         epoch: From 1; None in a lone evaluation.
         mode: ``"train"`` or ``"eval"``.
         time: Unix time in seconds.
-        values: Name -> float, integer, tuple of floats (one per parameter group) or None.
+        values: Name -> float, integer, tuple of floats (one per parameter group) or None; or a tuple of
+            texts, or of mappings of such values (one per layer, say). Lists come back as tuples.
         arrays: Name -> numpy array, for what is too large for a line. They are no part of the
             line and of comparisons; a sink that keeps them has them in files of their own.
     """
@@ -71,15 +72,9 @@ class Record:
             raise ArgumentValueError(f"not a whole line of JSON: {line[:80]!r}") from error
         if not isinstance(row, dict) or "step" not in row:
             raise ArgumentValueError(f"not a log record (a JSON object with a step): {line[:80]!r}")
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
         for name, text in row.get("nonfinite", {}).items():
-            column, _, index = name.rpartition(".")
-            if name in values:
-                values[name] = float(text)
-            elif isinstance(values.get(column), tuple):
-                items = list(values[column])
-                items[int(index)] = float(text)
-                values[column] = tuple(items)
+            _restore(row, name, float(text))
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
         return cls(
             step=row["step"],
             epoch=row.get("epoch"),
@@ -142,3 +137,18 @@ def _numbered(path: Path, word: str) -> dict[int, Path]:
         return {}
     found = {int(match[1]): path.with_name(name) for name in names if (match := pattern.fullmatch(name))}
     return dict(sorted(found.items()))
+
+
+def _restore(container: Any, path: str, value: float) -> bool:
+    """Put a value where ``_strict`` has noted it; names may have dots, and tell whether it was found."""
+    items = enumerate(container) if isinstance(container, list) else container.items()
+    named = {str(name): name for name, _ in items}
+    if path in named:
+        container[named[path]] = value
+        return True
+    return any(
+        isinstance(container[name], (list, dict))
+        and path.startswith(f"{text}.")
+        and _restore(container[name], path[len(text) + 1 :], value)
+        for text, name in named.items()
+    )

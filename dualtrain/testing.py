@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dualtrain.bus import EventBus
@@ -121,7 +122,15 @@ class _FakeBackend:
         return FakeLoop
 
     def capabilities(self) -> frozenset[Capability]:
-        return frozenset({Capability.STEP_EVENTS, Capability.ACCUMULATION, Capability.EAGER})
+        return frozenset(
+            {
+                Capability.STEP_EVENTS,
+                Capability.GRAD_NORM,
+                Capability.PARAMETER_GRAD_NORMS,
+                Capability.ACCUMULATION,
+                Capability.EAGER,
+            }
+        )
 
     def describe_mode(self) -> str:
         return "the fake loop"
@@ -146,6 +155,16 @@ class _FakeBackend:
     def assign_weights(self, network: Any, weights: dict[str, Any]) -> None:
         """Do nothing: there are none."""
 
+    def copy_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        return {name: list(values) for name, values in parameters.items()}
+
+    def parameter_changes(
+        self, before: dict[str, Any], now: dict[str, Any]
+    ) -> dict[str, tuple[float, float]]:
+        return {
+            name: (math.hypot(*values), math.dist(now[name], values)) for name, values in before.items()
+        }
+
     def rank(self) -> int:
         return 0
 
@@ -167,6 +186,9 @@ class FakeLoop:
             evaluation. Each evaluation has one batch.
         valid_frequency: As in ``Model.fit``.
         loss_fn: What callbacks find as ``loss_fn``; it is not called.
+        parameters: Name -> numbers, which plain gradient descent moves by ``lr`` times the gradient
+            at each update, anew from these values in each run. None: ``{"weight": [1.0]}``.
+        gradients: The gradients of parameters, the same at every update; 1 where none is given.
 
     Attributes:
         learning_rates: The learning rate that each step was taken with.
@@ -181,12 +203,18 @@ class FakeLoop:
         evaluations: Sequence[dict[str, Any]] | None = None,
         valid_frequency: int | list[int] = 1,
         loss_fn: Any = None,
+        parameters: Mapping[str, Sequence[float]] | None = None,
+        gradients: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         self.losses = losses
         self.epochs = epochs
         self.evaluations = evaluations
         self.valid_frequency = valid_frequency
         self.loss_fn = loss_fn
+        self.parameters = {"weight": [1.0]} if parameters is None else parameters
+        self.gradients = {**{n: [1.0] * len(v) for n, v in self.parameters.items()}, **(gradients or {})}
+        self._moved: dict[str, list[float]] = {}
+        self._requested = self._measured = False
         self.learning_rate: LearningRate | None = _FakeLearningRate(lr)
         self.global_step = 0
         self.accumulate_steps = 1
@@ -196,16 +224,32 @@ class FakeLoop:
         self.learning_rates: list[Rate] = []
 
     def grad_norm(self) -> float | None:
-        """There are no gradients."""
-        return None
+        """Return the norm of all the gradients, at an update."""
+        if not self.is_update_step:
+            return None
+        return math.hypot(*(value for name in self._moved for value in self.gradients[name]))
 
     def grad_norm_clipped(self) -> float | None:
-        """There are no gradients."""
-        return None
+        """Return the same: nothing is clipped."""
+        return self.grad_norm()
 
     def attention(self, samples: int | None, function: Any) -> list[AttentionLayer]:
         """There is no network."""
         return []
+
+    def trained_parameters(self) -> dict[str, list[float]]:
+        """Return the parameters where descent has brought them."""
+        return self._moved
+
+    def request_parameter_grad_norms(self) -> None:
+        """Ask for the norms at the next update."""
+        self._requested = True
+
+    def parameter_grad_norms(self) -> dict[str, float] | None:
+        """Return the norms of the gradients that were given, if they were asked for."""
+        if not self._measured:
+            return None
+        return {name: math.hypot(*self.gradients[name]) for name in self._moved}
 
     def zero_grad(self, optimizer: Any) -> None:
         """Do nothing."""
@@ -219,6 +263,8 @@ class FakeLoop:
     def run(self, callbacks: Any = None) -> RunContext:
         """Run once and return the context."""
         self.global_step, self.learning_rates, self.accumulate_steps = 0, [], 1
+        self._moved = {name: list(values) for name, values in self.parameters.items()}
+        self._requested = self._measured = False
         bus = EventBus(callbacks)
         params = CallbackParams(
             mode="train",
@@ -240,6 +286,10 @@ class FakeLoop:
             done = context.step_in_epoch or 0
             self.is_update_step = done == len(self.losses) or done % self.accumulate_steps == 0
             self.global_step += self.is_update_step
+            self._measured = self._requested and self.is_update_step
+            if self.is_update_step:
+                self._requested = False
+                self._descend(self.learning_rate.read())
             return loss
 
         def evaluate() -> None:
@@ -270,6 +320,10 @@ class FakeLoop:
                 valid_frequency=self.valid_frequency,
             )
         return context
+
+    def _descend(self, lr: Any) -> None:
+        for name, values in self._moved.items():
+            values[:] = [v - lr * g for v, g in zip(values, self.gradients[name], strict=True)]
 
 
 def backend_contract(
@@ -338,6 +392,19 @@ def backend_contract(
     again = _weights_of(backend, network)
     same = list(again) == list(saved) and all((again[name] == saved[name]).all() for name in saved)
     assert same, "assign_weights puts back what weights returned"
+    parameters = losses.parameters
+    assert parameters, "trained_parameters has the parameters that the optimizer trains"
+    assert set(parameters) <= set(saved), "trained_parameters has the names of weights(network)"
+    sizes = {name: float((array.astype(float) ** 2).sum() ** 0.5) for name, array in saved.items()}
+    zeros = {name: array * 0 for name, array in saved.items()}
+    copied = backend.copy_parameters(parameters)
+    backend.assign_weights(network, zeros)
+    changes = backend.parameter_changes(copied, parameters)
+    told = set(changes) == set(parameters) and all(
+        abs(norm - sizes[name]) < 1e-5 * sizes[name] + 1e-30 for name in changes for norm in changes[name]
+    )
+    assert told, "parameter_changes gives the norms of parameters before and of their change to zero"
+    backend.assign_weights(network, saved)
     assert list(model.eval(batches[:1])) == ["eval_loss"], "without metrics eval gives eval_loss alone"
 
 
@@ -351,8 +418,10 @@ class _LossesOf(Callback):
         self.losses: list[Any] = []
         self.converted: list[Any] = []
         self.arrays: list[Any] = []
+        self.parameters: dict[str, Any] = {}
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         self.losses.append(run_context.loss)
         self.converted.append(self._backend.to_float(run_context.outputs))
         self.arrays.append(self._backend.to_numpy(run_context.outputs))
+        self.parameters = run_context.trained_parameters

@@ -110,3 +110,49 @@ class Dropped(nn.Cell):
 
     def construct(self, x):
         return self.w * self.dropout(x)
+
+
+class Perceptron(nn.Cell):
+    """Two layers with a batch norm between them, and a dropout of one number.
+
+    On a CPU, MindSpore looks for the best number of threads in a dropout's first calls, and what it
+    draws for several numbers depends on that: such runs differ from each other by themselves.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Dense(4, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.dropout = nn.Dropout(p=0.5)
+        self.out = nn.Dense(8, 1)
+
+    def construct(self, x):
+        kept = self.dropout(ops.ones((1, 1), mindspore.float32))
+        return self.out(ops.relu(self.norm(self.hidden(x)))) * kept
+
+
+class Idle(nn.Cell):
+    """One weight that is used, one times 0, one that is not used, and one that is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.used = Parameter(Tensor(1.0, mindspore.float32), name="used")
+        self.times_zero = Parameter(Tensor(2.0, mindspore.float32), name="times_zero")
+        self.unused = Parameter(Tensor(3.0, mindspore.float32), name="unused")
+        self.frozen = Parameter(Tensor(4.0, mindspore.float32), name="frozen", requires_grad=False)
+
+    def construct(self, x):
+        return self.used * x + 0 * self.times_zero + self.frozen
+
+
+class Tied(nn.Cell):
+    """Two layers without bias that share their weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Dense(1, 1, weight_init=2.0, has_bias=False)
+        self.second = nn.Dense(1, 1, has_bias=False)
+        self.second.weight = self.first.weight
+
+    def construct(self, x):
+        return self.second(self.first(x))

@@ -104,3 +104,45 @@ class Dropped(torch.nn.Module):
 
     def forward(self, x):
         return self.w * self.dropout(x)
+
+
+class Perceptron(torch.nn.Module):
+    """Two layers with a batch norm and a dropout between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = torch.nn.Linear(4, 8)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.dropout = torch.nn.Dropout(0.5)
+        self.out = torch.nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.out(self.dropout(torch.relu(self.norm(self.hidden(x)))))
+
+
+class Idle(torch.nn.Module):
+    """One weight that is used, one times 0, one that is not used, and one that is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.used = torch.nn.Parameter(torch.tensor(1.0))
+        self.times_zero = torch.nn.Parameter(torch.tensor(2.0))
+        self.unused = torch.nn.Parameter(torch.tensor(3.0))
+        self.frozen = torch.nn.Parameter(torch.tensor(4.0), requires_grad=False)
+
+    def forward(self, x):
+        return self.used * x + 0 * self.times_zero + self.frozen
+
+
+class Tied(torch.nn.Module):
+    """Two layers without bias that share their weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(1, 1, bias=False)
+        self.second = torch.nn.Linear(1, 1, bias=False)
+        self.second.weight = self.first.weight
+        torch.nn.init.constant_(self.first.weight, 2.0)
+
+    def forward(self, x):
+        return self.second(self.first(x))

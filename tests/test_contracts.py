@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from engines import ProbabilitiesOf
 
 import dualtrain as dt
 from dualtrain import callbacks
@@ -38,6 +39,10 @@ SETTINGS = {
     "LearningRateWarmup": ({"steps": 4, "start_factor": 0.5}, {"steps": 2, "start_factor": 0.25}),
     "LrCheck": ({"expected": [0.1, 0.1, 0.3], "rtol": 0.001}, {"expected": [0.1] * 9, "rtol": 0.1}),
     "MetricHistory": ({}, {}),
+    "ParameterMonitor": (
+        {"interval": 2, "patterns": {"all": "weight"}, "log_file": "parameters.jsonl"},
+        {"interval": 3, "patterns": ["w"], "log_file": "more.jsonl"},
+    ),
     "SmartTrainer": (
         {
             "patience": 2,
@@ -70,6 +75,30 @@ SETTINGS = {
             "rank": "main",
             "asynchronous": True,
             "max_bytes": 10**6,
+        },
+    ),
+    "TransformerMonitor": (
+        {
+            "monitor_layers": [0, 2],
+            "grad_norm_threshold": 1e-4,
+            "log_file": "monitor.jsonl",
+            "grad_interval": 2,
+            "attention_interval": 3,
+            "explosion_threshold": 10.0,
+            "attention_samples": 4,
+            "attention_fn": ProbabilitiesOf(),
+            "rank": "all",
+        },
+        {
+            "monitor_layers": None,
+            "grad_norm_threshold": 0.0,
+            "log_file": "other.jsonl",
+            "grad_interval": 1,
+            "attention_interval": 2,
+            "explosion_threshold": 5.0,
+            "attention_samples": None,
+            "attention_fn": None,
+            "rank": "main",
         },
     ),
 }
@@ -312,6 +341,7 @@ def test_two_of_a_class_in_one_list_do_what_each_does_alone(name, outcomes):
 IMPORTED_ALONE = """
 import importlib, json, sys
 
+sys.path.insert(0, sys.argv[4])
 module, name, settings = sys.argv[1], sys.argv[2], eval(sys.argv[3])
 
 class Guard:
@@ -327,7 +357,6 @@ repr(callback), callback.state_dict()
 backends = {m for m in sys.modules if m.startswith("dualtrain.backends")}
 assert not backends, backends
 
-sys.path.insert(0, sys.argv[4])
 from test_contracts import FakeLoop, Surroundings
 
 FakeLoop([1.0], evaluations=[{"acc": 0.5}]).run([Surroundings(), callback])

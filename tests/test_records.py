@@ -116,6 +116,9 @@ def test_numbers_inside_lists_of_objects_are_strict_json_too():
         {"损失": 0.5},
         {"note": "text"},
         {"attention": ({"layer": 0, "entropy": 1.5}, {"layer": 1, "entropy": 0.5})},
+        {"attention": ({"layer": 0, "entropy": math.nan}, {"layer": 1, "heads": [0.5, math.inf]})},
+        {"a.b": ({"c.d": [{"e.0": -math.inf}], "c": 1.0},), "a": ({"b": None},)},
+        {"dead_gradients": ("blocks.0.weight", "head.bias"), "parameters": ()},
     ],
     ids=str,
 )

@@ -82,7 +82,8 @@ class DescentStep:
     def __call__(self, batch):
         x, labels = batch
         outputs = self._network(x)
-        self._optimizer.step(self._loss_fn.gradient(x, outputs, labels))
+        self._gradient = self._loss_fn.gradient(x, outputs, labels)
+        self._optimizer.step(self._gradient)
         self.global_step += 1
         return self._loss_fn(outputs, labels)
 
@@ -91,6 +92,15 @@ class DescentStep:
 
     def grad_norm_clipped(self):
         return None
+
+    def trained_parameters(self):
+        return {"weights": self._network.weights}
+
+    def request_parameter_grad_norms(self):
+        pass
+
+    def parameter_grad_norms(self):
+        return {"weights": float(np.linalg.norm(self._gradient))}
 
 
 class ArrayModel:
@@ -187,7 +197,7 @@ class ArrayBackend:
         return ArrayModel
 
     def capabilities(self):
-        return frozenset({Capability.STEP_EVENTS})
+        return frozenset({Capability.STEP_EVENTS, Capability.PARAMETER_GRAD_NORMS})
 
     def describe_mode(self):
         return "arrays"
@@ -209,6 +219,15 @@ class ArrayBackend:
 
     def assign_weights(self, network, weights):
         network.weights[:] = weights["weights"]
+
+    def copy_parameters(self, parameters):
+        return {name: values.copy() for name, values in parameters.items()}
+
+    def parameter_changes(self, before, now):
+        return {
+            name: (float(np.linalg.norm(old)), float(np.linalg.norm(now[name] - old)))
+            for name, old in before.items()
+        }
 
     def rank(self):
         return 0

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dualtrain.callbacks.learning_rate_warmup import LearningRateWarmup as LearningRateWarmup
     from dualtrain.callbacks.lr_check import LrCheck as LrCheck
     from dualtrain.callbacks.metric_history import MetricHistory as MetricHistory
+    from dualtrain.callbacks.parameter_monitor import ParameterMonitor as ParameterMonitor
     from dualtrain.callbacks.smart_trainer import SmartTrainer as SmartTrainer
     from dualtrain.callbacks.step_logger import StepLogger as StepLogger
     from dualtrain.callbacks.transformer_monitor import TransformerMonitor as TransformerMonitor
@@ -28,6 +29,7 @@ _EXPORTS = {
     "LearningRateWarmup": "dualtrain.callbacks.learning_rate_warmup:LearningRateWarmup",
     "LrCheck": "dualtrain.callbacks.lr_check:LrCheck",
     "MetricHistory": "dualtrain.callbacks.metric_history:MetricHistory",
+    "ParameterMonitor": "dualtrain.callbacks.parameter_monitor:ParameterMonitor",
     "SmartTrainer": "dualtrain.callbacks.smart_trainer:SmartTrainer",
     "StepLogger": "dualtrain.callbacks.step_logger:StepLogger",
     "TransformerMonitor": "dualtrain.callbacks.transformer_monitor:TransformerMonitor",

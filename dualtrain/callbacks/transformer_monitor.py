@@ -27,9 +27,9 @@ class TransformerMonitor(Callback):
     Training with it is bit-equal to training without: attention comes from a forward pass of its
     own over a few samples of the current batch, in evaluation mode, and everything is put back (see
     ``RunContext.attention``). A sample is taken before the step: at the first one, then every
-    ``attention_interval`` steps. Attention is found in ``nn.MultiheadAttention`` and what is built from it, on PyTorch in
-    every caller of ``scaled_dot_product_attention``, and on both engines in a softmax along the last
-    of four dimensions; ``attention_fn`` serves any other network.
+    ``attention_interval`` steps. It is found in ``nn.MultiheadAttention`` and what is built from it, on
+    PyTorch in every caller of ``scaled_dot_product_attention``, and on both engines in a softmax along
+    the last of four dimensions; ``attention_fn`` serves any other network.
 
     A row of the log has ``step``, ``epoch``, ``global_step``, ``grad_norm`` (the global L2 norm,
     unscaled, before clipping), ``grad_norm_clipped``, and where attention was sampled a list
@@ -66,7 +66,7 @@ class TransformerMonitor(Callback):
     A network without attention is warned of once, and gradient norms go on being recorded.
 
     Cost: one device sync per row for the norm, and per sample one more and a forward pass of
-    ``attention_samples`` samples; on MindSpore, where the norm is part of the step, 10 to 40 % of a tiny step.
+    ``attention_samples`` samples. On MindSpore the norm is part of every step: 10 to 40 % of a tiny one.
     Events: train begin, step begin, step end, teardown.
     """
 
@@ -276,9 +276,9 @@ def _check_layers(layers: Any) -> None:
         isinstance(layer, int) and not isinstance(layer, bool) for layer in layers
     ):
         raise ArgumentTypeError(
-            f"TransformerMonitor(monitor_layers=...) takes a list of layer indexes or None, but got {layers!r}."
+            f"TransformerMonitor(monitor_layers=...) takes a list of indexes or None, but got {layers!r}."
         )
     if not layers or min(layers) < 0 or len(set(layers)) < len(layers):
         raise ArgumentValueError(
-            f"TransformerMonitor(monitor_layers=...) takes different indexes from 0, but got {list(layers)}."
+            f"TransformerMonitor(monitor_layers=...) takes different indexes >= 0, but got {list(layers)}."
         )

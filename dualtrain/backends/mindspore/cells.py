@@ -22,6 +22,7 @@ _add = ops.MultitypeFuncGraph("add")
 _add_into = ops.MultitypeFuncGraph("add_into")
 _multiply = ops.MultitypeFuncGraph("multiply")
 _square_sum = ops.MultitypeFuncGraph("square_sum")
+_largest = ops.MultitypeFuncGraph("largest")
 _clear = ops.MultitypeFuncGraph("clear")
 
 
@@ -43,6 +44,11 @@ def _multiply_tensor(factor, gradient):  # type: ignore[no-untyped-def]
 @_square_sum.register("Tensor")
 def _square_sum_of_tensor(gradient):  # type: ignore[no-untyped-def]
     return ops.reduce_sum(ops.square(gradient.astype(mindspore.float32)))
+
+
+@_largest.register("Tensor")
+def _largest_of_tensor(gradient):  # type: ignore[no-untyped-def]
+    return ops.reduce_max(ops.abs(gradient.astype(mindspore.float32)))
 
 
 @_clear.register("Tensor")
@@ -98,6 +104,7 @@ class UpdateCell(GradientCell):
         totals: The gradients of the window's earlier batches; None: the window is this batch.
         clip_norm: The largest norm; None: any.
         kept: Parameters that keep what callbacks may read.
+        parameter_norms: Whether each weight's gradient is measured too.
     """
 
     def __init__(
@@ -107,6 +114,7 @@ class UpdateCell(GradientCell):
         totals: Native,
         clip_norm: float | None,
         kept: Kept,
+        parameter_norms: bool,
     ) -> None:
         super().__init__(native, scaler)
         self.optimizer = native.optimizer
@@ -116,6 +124,9 @@ class UpdateCell(GradientCell):
         self.epsilon = EPSILON
         self.norm = kept.norm
         self.finite = kept.finite
+        self.parameter_norms = parameter_norms
+        self.square_sums = kept.square_sums
+        self.largest = kept.largest
         self.partial = ops.Partial()
 
     def construct(self, share, rescale, *inputs):  # type: ignore[no-untyped-def]
@@ -134,8 +145,12 @@ class UpdateCell(GradientCell):
         return self.reducer(self.map(self.partial(_multiply, rescale), gradients))
 
     def measure(self, gradients):  # type: ignore[no-untyped-def]
-        norm = ops.sqrt(ops.addn(self.map(_square_sum, gradients)))
+        square_sums = self.map(_square_sum, gradients)
+        norm = ops.sqrt(ops.addn(square_sums))
         ops.assign(self.norm, norm)
+        if self.parameter_norms:
+            ops.assign(self.square_sums, ops.stack(square_sums))
+            ops.assign(self.largest, ops.stack(self.map(_largest, gradients)))
         if self.scaler is not None:
             ops.assign(self.finite, amp.all_finite(gradients))
         return norm
@@ -159,11 +174,21 @@ class UpdateCell(GradientCell):
 
 
 class Kept:
-    """Parameters in which a step leaves what callbacks may read after it."""
+    """Parameters in which a step leaves what callbacks may read after it.
 
-    def __init__(self) -> None:
+    Args:
+        weights: How many weights there are.
+    """
+
+    def __init__(self, weights: int) -> None:
         self.norm = Parameter(Tensor(0.0, mindspore.float32), name="grad_norm", requires_grad=False)
         self.finite = Parameter(Tensor(True), name="gradients_finite", requires_grad=False)
+        self.square_sums = Parameter(_zeros(weights), name="gradient_square_sums", requires_grad=False)
+        self.largest = Parameter(_zeros(weights), name="gradient_largest", requires_grad=False)
+
+
+def _zeros(length: int) -> Tensor:
+    return Tensor(np.zeros(length, np.float32))
 
 
 class TrainStepCell(nn.Cell):  # type: ignore[misc]

@@ -41,7 +41,14 @@ from dualtrain.errors import ArgumentTypeError, ArgumentValueError, DualTrainErr
 from dualtrain.protocol import EVENT_CAPABILITY, Capability, Native
 
 _training = threading.RLock()
-_OURS = frozenset({Capability.GRADIENT_EVENTS, Capability.GRAD_NORM, Capability.ACCUMULATION})
+_OURS = frozenset(
+    {
+        Capability.GRADIENT_EVENTS,
+        Capability.GRAD_NORM,
+        Capability.PARAMETER_GRAD_NORMS,
+        Capability.ACCUMULATION,
+    }
+)
 """What needs a train step of ours in place of MindSpore's own."""
 
 
@@ -301,7 +308,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
             names = batch_norm_names(self._network)  # type: ignore[has-type]
             self._step_cell = StepCell(self._native_network, self._clip_norm, self._scaler, names)
             self._step_cell._jit_config_dict = self._native_network._jit_config_dict
-        self._step_cell.reset(self._accumulate_steps)
+        self._step_cell.reset(self._accumulate_steps, Capability.PARAMETER_GRAD_NORMS in needed)
         self._train_network = self._step_cell
         return self._step_cell
 

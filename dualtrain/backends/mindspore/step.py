@@ -49,13 +49,19 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
         self.batch_norms = batch_norms
         self.clip_norm = clip_norm
         self.scaler = scaler
-        self.kept = Kept()
+        self.kept = Kept(len(self.weights))
         self._parts: dict[str, Any] = {}
         self.reset(1)
 
-    def reset(self, accumulate_steps: int) -> None:
-        """Begin a run: nothing is accumulated."""
+    def reset(self, accumulate_steps: int, parameter_norms: bool = False) -> None:
+        """Begin a run: nothing is accumulated.
+
+        Args:
+            accumulate_steps: Batches per update.
+            parameter_norms: Whether each weight's gradient is measured.
+        """
         self.accumulate_steps = accumulate_steps
+        self.parameter_norms = parameter_norms
         self.updated = False
         """Whether this batch ends a window, so that the norm is known."""
         self.applied = False
@@ -96,7 +102,7 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
             self._emit(Event.AFTER_BACKWARD, loss)
             return loss
         rescale = _scalar(self.window / self.filled)  # the epoch may end before the window is full
-        part = self._part("update" if self.filled == 1 else "update with totals")
+        part = self._part("update" if self.filled == 1 else "update with totals", self.parameter_norms)
         self.filled = 0
         if self._emitters:
             loss = self._update_by_parts(part, share, rescale, inputs)
@@ -130,8 +136,9 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
         if self.filled:
             warn_of_dropped_window(self.filled, self.window)
 
-    def _part(self, name: str) -> Any:
-        if name not in self._parts:
+    def _part(self, name: str, parameter_norms: bool = False) -> Any:
+        key = f"{name}, each weight measured" if parameter_norms else name
+        if key not in self._parts:
             if name == "update":
                 totals = None
             else:
@@ -141,10 +148,10 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
             if name == "accumulate":
                 cell: nn.Cell = AccumulateCell(self, self.scaler, totals)
             else:
-                cell = UpdateCell(self, self.scaler, totals, self.clip_norm, self.kept)
+                cell = UpdateCell(self, self.scaler, totals, self.clip_norm, self.kept, parameter_norms)
             cell._jit_config_dict = self._jit_config_dict
-            self._parts[name] = cell.set_train()
-        return self._parts[name]
+            self._parts[key] = cell.set_train()
+        return self._parts[key]
 
     def _emit(self, event: Event, loss: Native) -> None:
         emitter = self._emitters.get(event)
@@ -173,6 +180,8 @@ class MindSporeStep:
         sample_attention: Callable[[int | None, Any], list[AttentionLayer]],
     ) -> None:
         self._sample_attention = sample_attention
+
+        self._weights = getattr(optimizer, "parameters", ())
         self._counter = getattr(optimizer, "global_step", None)
         self._start = self._count()
         self._cell = cell
@@ -254,6 +263,28 @@ class MindSporeStep:
         self, samples: int | None, function: Callable[[Native, Native], Sequence[Native]] | None
     ) -> list[AttentionLayer]:
         return self._sample_attention(samples, function)
+
+    def trained_parameters(self) -> dict[str, Native]:
+        return {weight.name: weight for weight in self._weights if weight.requires_grad}
+
+    def request_parameter_grad_norms(self) -> None:
+        if self._cell is None or not self._cell.parameter_norms:
+            raise RunStateError(
+                "parameter_grad_norms are not computed in this run: MindSpore computes them inside the "
+                "step, where a callback has Capability.PARAMETER_GRAD_NORMS in its needs."
+            )
+
+    def parameter_grad_norms(self) -> dict[str, float] | None:
+        if self._cell is None or not self._cell.parameter_norms or not self._cell.updated:
+            return None
+        kept = self._cell.kept
+        # A sum of squares below 1e-45 is zero in float32, although the gradient is not.
+        norms = np.maximum(np.sqrt(kept.square_sums.asnumpy()), kept.largest.asnumpy())
+        return {
+            weight.name: norm
+            for weight, norm in zip(self._weights, norms.tolist(), strict=True)
+            if weight.requires_grad
+        }
 
     def zero_grad(self, optimizer: Native) -> None:
         raise AssertionError("MindSpore has no manual optimisation")

@@ -9,6 +9,7 @@ import torch
 from dualtrain.backends._arguments import check_same_weights
 from dualtrain.backends.torch import distributed
 from dualtrain.backends.torch.optimizer import TorchLearningRate
+from dualtrain.backends.torch.step import HALVES, Norms
 from dualtrain.protocol import Capability, Native
 
 
@@ -37,6 +38,7 @@ class TorchBackend:
                 Capability.STEP_EVENTS,
                 Capability.GRADIENT_EVENTS,
                 Capability.GRAD_NORM,
+                Capability.PARAMETER_GRAD_NORMS,
                 Capability.ACCUMULATION,
                 Capability.EAGER,
             }
@@ -72,6 +74,18 @@ class TorchBackend:
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(torch.as_tensor(weights[name]))
+
+    def copy_parameters(self, parameters: dict[str, Native]) -> dict[str, Native]:
+        return {name: tensor.detach().clone() for name, tensor in parameters.items()}
+
+    def parameter_changes(
+        self, before: dict[str, Native], now: dict[str, Native]
+    ) -> dict[str, tuple[float, float]]:
+        changes = [tensor.float() if tensor.dtype in HALVES else tensor for tensor in before.values()]
+        norms = Norms(changes)
+        if changes:
+            torch._foreach_sub_(changes, [now[name].detach() for name in before])
+        return dict(zip(before, zip(*Norms.read(norms, Norms(changes)), strict=True), strict=True))
 
     def rank(self) -> int:
         return distributed.rank()

@@ -1,0 +1,255 @@
+"""Watch how far each layer's weights move, and how large their gradients are."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dualtrain.callback import Callback
+from dualtrain.context import RunContext
+from dualtrain.errors import ArgumentTypeError, ArgumentValueError
+from dualtrain.protocol import Capability, Native
+from dualtrain.records import Record
+from dualtrain.sinks.run_log import RunLog
+from dualtrain.triggers import Every, positive_int
+
+_OF_A_RUN = {"_run_log", "_every", "_due", "_watched", "_before", "_resuming"}
+_SHOWN = 5
+
+
+class ParameterMonitor(Callback):
+    """Record weight norm, gradient norm and update ratio of each layer on some of the updates.
+
+    These are the first update, and the first one at or after each multiple of ``interval`` steps
+    (under accumulation the one that ends the window). An update that was skipped because its
+    gradients overflowed is not sampled; the next one is. A sample has for each group of parameters
+
+    - ``weight_norm``: the L2 norm of its weights before the update,
+    - ``grad_norm``: the L2 norm of their gradients, unscaled and before clipping,
+    - ``update_ratio``: the norm of what the update has changed, over ``weight_norm``. It is measured
+      from the weights, so it is right for every optimizer, decay and clipping included. About 1e-3 is
+      usual; 0.0 is a layer that stands still. Weights that were all zero and move give infinity,
+
+    and ``dead_gradients``: the names of parameters whose gradient is zero throughout, or missing.
+    Frozen parameters and those that no optimizer has are left out; tied weights count once.
+
+    Args:
+        interval: Steps between two samples, counted across epochs. At 50 the cost is lost in the noise, and
+            a rate that is ten times too high is seen before much harm is done.
+        patterns: Which parameters make up a group: name -> regular expression, or a sequence of
+            expressions, each of which names its own group. A parameter belongs to every group whose
+            expression is found in its name (``re.search``), and is left out if there is none. None:
+            one group per module, called by its path (``blocks.0.attn.qkv`` for its ``weight`` and
+            ``bias``); a parameter that the network itself owns is a group of its own.
+        log_file: Samples go into this file, a row each: ``step``, ``epoch``, ``global_step``,
+            ``parameters`` (a list of ``group``, ``weight_norm``, ``grad_norm``, ``update_ratio``) and
+            ``dead_gradients``. None: the numbers go to ``run_context.log`` as ``update_ratio/<group>``
+            and so on, for the rows of loggers that stand behind this callback.
+
+    Attributes:
+        last: The last sample, as a row of the log has it; None before the first.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: An argument cannot be used.
+        ArgumentValueError: At train begin, if a pattern matches no trained parameter.
+        LogInUseError, OSError: At train begin, if the log cannot be had.
+
+    Under manual optimisation a sample spans the batch, with the gradients of each optimizer's last
+    update in it; parameters of an optimizer that made none are left out.
+
+    Memory: from the begin of a sampled update to its end, one copy of the watched weights, on their
+    device (MindSpore: on the host). Under accumulation it is taken at the first batch at which a sample
+    is due, since weights stand still until the update.
+
+    Cost: a sample reads weights twice and gradients once, with two device syncs; on a CPU, 13 ms per
+    ten million float32 parameters on PyTorch and 60 ms on MindSpore. Other steps cost a comparison on
+    PyTorch. MindSpore measures gradients inside every step: about 10 % of a small one.
+    Events: train begin, step begin, step end, epoch end, teardown.
+    """
+
+    needs = frozenset({Capability.STEP_EVENTS, Capability.PARAMETER_GRAD_NORMS})
+
+    def __init__(
+        self,
+        interval: int = 50,
+        patterns: Mapping[str, str] | Sequence[str] | None = None,
+        log_file: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.interval = positive_int("ParameterMonitor", "interval", interval)
+        self.patterns = _checked_patterns(patterns)
+        if log_file is not None and not isinstance(log_file, (str, os.PathLike)):
+            raise ArgumentTypeError(
+                f"ParameterMonitor(log_file=...) takes a path or None, but got {log_file!r}."
+            )
+        self.log_file = log_file
+        self.last: dict[str, Any] | None = None
+        self._resuming = False
+        self._forget_run()
+
+    def _forget_run(self) -> None:
+        self._run_log: RunLog | None = None
+        self._due = False
+        self._release()
+
+    def _release(self) -> None:
+        self._watched: dict[str, Native] = {}
+        self._before: dict[str, Native] | None = None
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        resuming, self._resuming = self._resuming, False
+        self._forget_run()
+        if not resuming:
+            self.last = None
+        self._check_patterns(list(run_context.trained_parameters))
+        self._every = Every(steps=self.interval)
+        self._every.reset(step=run_context.step or 0)
+        self._due = True
+        if self.log_file is not None:
+            meta = {"interval": self.interval, "patterns": self.patterns}
+            self._run_log = RunLog.open(run_context, self.log_file, append=resuming, meta=meta)
+
+    def on_train_step_begin(self, run_context: RunContext) -> None:
+        if not self._due:
+            self._due = self._every.due(step=run_context.step or 0)
+        if self._due and self._before is None:
+            backend = run_context.backend
+            assert backend is not None  # a run that has what this callback needs has one
+            parameters = run_context.trained_parameters
+            self._watched = {name: parameters[name] for name in parameters if self._groups_of(name)}
+            self._before = backend.copy_parameters(self._watched)
+            run_context.request_parameter_grad_norms()
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        if self._before is None or not run_context.is_update_step:
+            return
+        before, watched = self._before, self._watched
+        self._release()
+        if run_context.step_skipped:
+            return
+        self._due = False
+        backend = run_context.backend
+        assert backend is not None
+        gradients = run_context.parameter_grad_norms or {}
+        changes = backend.parameter_changes(before, watched)
+        self._record(run_context, changes, {name: gradients[name] for name in changes if name in gradients})
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        self._release()  # what a window has left that was cut short
+
+    def on_teardown(self, run_context: RunContext) -> None:
+        run_log = self._run_log
+        self._forget_run()
+        if run_log is not None:
+            run_log.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the last sample, whose presence tells a resumed run to continue the log."""
+        return {"last": self.last}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the log in the next run instead of starting a new one."""
+        self.last = state["last"]
+        self._resuming = self.last is not None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has the settings and no part in a running log.
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_A_RUN}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._resuming = False
+        self._forget_run()
+
+    def _record(
+        self,
+        run_context: RunContext,
+        changes: dict[str, tuple[float, float]],
+        gradients: dict[str, float],
+    ) -> None:
+        members: dict[str, list[str]] = {group: [] for group in self._named_patterns()}
+        for name in gradients:
+            for group in self._groups_of(name):
+                members.setdefault(group, []).append(name)
+        parameters: list[dict[str, Any]] = []
+        for group, names in members.items():
+            if names:
+                weight_norm = math.hypot(*(changes[name][0] for name in names))
+                change = math.hypot(*(changes[name][1] for name in names))
+                parameters.append(
+                    {
+                        "group": group,
+                        "weight_norm": weight_norm,
+                        "grad_norm": math.hypot(*(gradients[name] for name in names)),
+                        "update_ratio": _ratio(change, weight_norm),
+                    }
+                )
+        values = {
+            "global_step": run_context.global_step,
+            "parameters": parameters,
+            "dead_gradients": [name for name, norm in gradients.items() if norm == 0],
+        }
+        self.last = {"step": run_context.step, "epoch": run_context.epoch, **values}
+        if self._run_log is not None:
+            record = Record(run_context.step or 0, run_context.epoch, "train", time.time(), values)
+            self._run_log.write(record)
+        elif self.log_file is None:
+            for row in parameters:
+                for quantity in ("update_ratio", "grad_norm", "weight_norm"):
+                    run_context.log(f"{quantity}/{row['group']}", row[quantity])
+
+    def _named_patterns(self) -> dict[str, str]:
+        if isinstance(self.patterns, dict):
+            return self.patterns
+        return {pattern: pattern for pattern in self.patterns or ()}
+
+    def _groups_of(self, name: str) -> list[str]:
+        if self.patterns is None:
+            return [name.rpartition(".")[0] or name]
+        return [group for group, pattern in self._named_patterns().items() if re.search(pattern, name)]
+
+    def _check_patterns(self, names: list[str]) -> None:
+        for group, pattern in self._named_patterns().items():
+            if not any(re.search(pattern, name) for name in names):
+                of = "" if group == pattern else f" of group {group!r}"
+                more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+                raise ArgumentValueError(
+                    f"ParameterMonitor(patterns=...): {pattern!r}{of} matches none of the trained "
+                    f"parameters, which are {', '.join(names[:_SHOWN]) or 'none'}{more}."
+                )
+
+
+def _ratio(change: float, weight_norm: float) -> float:
+    if weight_norm == 0:
+        return math.inf if change else 0.0
+    return change / weight_norm
+
+
+def _checked_patterns(patterns: Any) -> dict[str, str] | list[str] | None:
+    if patterns is None:
+        return None
+    if isinstance(patterns, (str, bytes)) or not isinstance(patterns, (Mapping, Sequence)):
+        raise ArgumentTypeError(
+            f"ParameterMonitor(patterns=...) takes a mapping name -> regular expression or a list of "
+            f"expressions, but got {patterns!r}."
+        )
+    own = dict(patterns) if isinstance(patterns, Mapping) else list(patterns)
+    if not own:
+        raise ArgumentValueError(
+            "ParameterMonitor(patterns=...) is empty, so nothing would be watched: leave it out, or "
+            "give an expression."
+        )
+    for text in (*own, *own.values()) if isinstance(own, dict) else own:
+        if not isinstance(text, str):
+            raise ArgumentTypeError(f"ParameterMonitor(patterns=...) takes texts, but got {text!r}.")
+    for pattern in own.values() if isinstance(own, dict) else own:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ArgumentValueError(
+                f"ParameterMonitor(patterns=...) has {pattern!r}, which is no regular expression: {error}."
+            ) from error
+    return own
