@@ -39,6 +39,7 @@ class TorchBackend:
                 Capability.GRAD_NORM,
                 Capability.ACCUMULATION,
                 Capability.EAGER,
+                Capability.THREADS,
             }
         )
 
