@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from trials import ShownTrial
 
 import dualtrain as dt
 from dualtrain import callbacks
@@ -38,6 +39,10 @@ SETTINGS = {
     "LearningRateWarmup": ({"steps": 4, "start_factor": 0.5}, {"steps": 2, "start_factor": 0.25}),
     "LrCheck": ({"expected": [0.1, 0.1, 0.3], "rtol": 0.001}, {"expected": [0.1] * 9, "rtol": 0.1}),
     "MetricHistory": ({}, {}),
+    "OptunaCallback": (
+        {"trial": ShownTrial({}), "metric_name": "acc"},
+        {"trial": ShownTrial({}), "metric_name": "eval_loss"},
+    ),
     "SmartTrainer": (
         {
             "patience": 2,
@@ -300,6 +305,7 @@ def test_two_of_a_class_in_one_list_do_what_each_does_alone(name, outcomes):
 IMPORTED_ALONE = """
 import importlib, json, sys
 
+sys.path.insert(0, sys.argv[4])
 module, name, settings = sys.argv[1], sys.argv[2], eval(sys.argv[3])
 
 class Guard:
@@ -315,7 +321,6 @@ repr(callback), callback.state_dict()
 backends = {m for m in sys.modules if m.startswith("dualtrain.backends")}
 assert not backends, backends
 
-sys.path.insert(0, sys.argv[4])
 from test_contracts import FakeLoop, Surroundings
 
 FakeLoop([1.0], evaluations=[{"acc": 0.5}]).run([Surroundings(), callback])
