@@ -97,7 +97,7 @@ def work(worker: int, connection: Connection, settings: Settings) -> None:
     """Run one trial for each message, until the other end is closed."""
     quiet()
     for engine in settings.engines:
-        import_module(f"vit_{engine}")  # a trial has to give signs of life, so let nothing hold it up
+        import_module(f"vit_{engine}")  # here, where it holds up no trial's signs of life
     study = settings.study(worker)
     while True:
         try:
@@ -139,15 +139,11 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8, help="of a trial that is not pruned")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes; default: 1")
     parser.add_argument("--engine", choices=(*ENGINES, "both"), default="both")
-    parser.add_argument(
-        "--storage", help="sqlite:///FILE, or FILE for a journal; default: study.db in --out"
-    )
+    parser.add_argument("--storage", help="sqlite:///FILE, or FILE for a journal; default: in --out")
     parser.add_argument("--seed", type=int, default=0, help="of weights, shuffling and sampler")
     parser.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="default: out")
-    parser.add_argument("--heartbeat", type=int, default=10, metavar="SECONDS", help="with SQLite")
-    parser.add_argument(
-        "--kill", type=int, metavar="TRIAL", help="kill the worker in this trial, to see it run again"
-    )
+    parser.add_argument("--heartbeat", type=int, default=5, metavar="SECONDS", help="with SQLite")
+    parser.add_argument("--kill", type=int, metavar="TRIAL", help="kill the worker that runs this trial")
     arguments = parser.parse_args()
     quiet()
 

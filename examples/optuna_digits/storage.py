@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
 import optuna
@@ -22,7 +22,7 @@ def open_storage(where: str, heartbeat: int) -> optuna.storages.BaseStorage:
     Args:
         where: The storage.
         heartbeat: With SQLite, seconds between two signs of life of a running trial. One that has
-            given none for six times as long is failed and queued once more, by Optuna itself.
+            given none for ten times as long is failed and queued once more, by Optuna itself.
     """
     Path(where.removeprefix(SQLITE)).parent.mkdir(parents=True, exist_ok=True)
     if not where.startswith(SQLITE):
@@ -33,7 +33,7 @@ def open_storage(where: str, heartbeat: int) -> optuna.storages.BaseStorage:
         where,
         engine_kwargs={"connect_args": {"timeout": 60}},
         heartbeat_interval=heartbeat,
-        grace_period=6 * heartbeat,
+        grace_period=10 * heartbeat,
         heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=1),
     )
 
@@ -58,18 +58,16 @@ def ended(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 def recover(study: optuna.Study, where: str, heartbeat: int) -> None:
     """Fail the trials that dead workers of this machine have left, and queue each once more.
 
-    SQLite has heartbeats for that. A journal has none: there it goes by the process that has signed.
-    A worker may also die before it has signed, and then before its first heartbeat.
+    In SQLite Optuna does so by the heartbeats. In a journal, which has none, it goes by the process that
+    has signed the trial. Neither is there yet if a worker dies in the moment when it gets its trial.
     """
     fail_stale_trials(study)
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         pid = worker_of(trial)
-        if pid is None:
-            assert trial.datetime_start is not None
-            lost = datetime.now() - trial.datetime_start > timedelta(seconds=6 * heartbeat)
-        else:
-            lost = not where.startswith(SQLITE) and not _is_alive(pid)
-        if lost:
+        patience = 20 * heartbeat if pid is None or where.startswith(SQLITE) else 0
+        assert trial.datetime_start is not None
+        age = (datetime.now() - trial.datetime_start).total_seconds()
+        if age > patience and (pid is None or not _is_alive(pid)):
             try:
                 failed = study.tell(trial.number, state=TrialState.FAIL)
             except ValueError:  # it has ended meanwhile
