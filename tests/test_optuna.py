@@ -12,6 +12,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,18 @@ def test_what_is_no_trial_is_refused(trial: Any) -> None:
 def test_a_study_in_place_of_a_trial_is_refused() -> None:
     with pytest.raises(ArgumentTypeError, match="Study object"):
         OptunaCallback(optuna.create_study())
+
+
+def test_a_trial_whose_methods_are_collectives_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would hang; the class is one of optuna-integration, which need not be installed."""
+
+    class TorchDistributedTrial(optuna.trial.FixedTrial): ...
+
+    module = types.SimpleNamespace(TorchDistributedTrial=TorchDistributedTrial)
+    monkeypatch.setitem(sys.modules, "optuna_integration.pytorch_distributed", module)
+    with pytest.raises(ArgumentTypeError, match="pass the study's own trial there, and None on the other"):
+        OptunaCallback(TorchDistributedTrial({}))
+    OptunaCallback(optuna.trial.FixedTrial({}))
 
 
 def test_a_metric_that_is_no_name_is_refused() -> None:

@@ -9,7 +9,7 @@ import platform
 import threading
 from typing import Any
 
-from dualtrain._lazy import require
+from dualtrain._lazy import loaded, require
 from dualtrain._version import __version__
 from dualtrain.callback import Callback
 from dualtrain.context import RunContext
@@ -73,6 +73,13 @@ class OptunaCallback(Callback):
             raise ArgumentTypeError(
                 f"OptunaCallback(trial=...) takes the trial that the objective is called with, "
                 f"but got {trial!r:.60}."
+            )
+        collective = loaded("optuna_integration.pytorch_distributed:TorchDistributedTrial")
+        if collective is not None and isinstance(trial, collective):
+            raise ArgumentTypeError(
+                "OptunaCallback(trial=...) got a TorchDistributedTrial, which waits for all ranks at each "
+                "call, while this callback reports on rank 0 alone: pass the study's own trial there, and "
+                "None on the other ranks."
             )
         if not isinstance(metric_name, str):
             raise ArgumentTypeError(
