@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -141,7 +141,8 @@ class TorchModel:
             raise ArgumentValueError(NO_OPTIMIZER)
         bus = EventBus(callbacks, native_bases=callback_bases())
         train_batches = Batches("train_dataset", train_dataset, self._device, passes=passes)
-        evaluate, evaluations = None, 0
+        valid_batches = evaluate = None
+        evaluations = 0
         if valid_dataset is not None:
             evaluations = evaluations_due(epoch, initial_epoch, valid_frequency)
             valid_batches = Batches(
@@ -199,6 +200,8 @@ class TorchModel:
         with (
             terminate_cleanly(),
             learning_rate_attribute([*self._optimizers.values()], step.learning_rate),
+            closing(train_batches),
+            nullcontext() if valid_batches is None else closing(valid_batches),
             bus.lifecycle(context),
             step.listening(bus, context),
         ):
@@ -237,7 +240,7 @@ class TorchModel:
             params, backend=BACKEND, capabilities=BACKEND.capabilities(), callbacks=bus.callbacks
         )
         bus.check_needs(context.capabilities, BACKEND.describe_mode())
-        with terminate_cleanly(), bus.lifecycle(context):
+        with terminate_cleanly(), closing(batches), bus.lifecycle(context):
             self._evaluate(context, bus, batches)
         return dict(params["metrics"])
 

@@ -26,6 +26,7 @@ from dualtrain.bus import EventBus
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
 from dualtrain.events import Event
+from dualtrain.loop import end_pass
 from dualtrain.protocol import AttentionLayer, Capability, Native
 
 logger = logging.getLogger(__name__)
@@ -202,17 +203,20 @@ class TrainStep:
         """Go through the batches of an epoch."""
         self._iterator = iter(self._batches)
         self._following = _UNKNOWN
-        while True:
-            batch = next(self._iterator, _END) if self._following is _UNKNOWN else self._following
-            if batch is _END:
-                return
-            self._following = _UNKNOWN
-            self.learning_rate.release()
-            self.is_update_step = self.step_skipped = self._norm_is_due = False
-            if self._measured:
-                self._measured, self._parameter_norms = [], None
-                self._parameter_norms_requested = False
-            yield batch
+        try:
+            while True:
+                batch = next(self._iterator, _END) if self._following is _UNKNOWN else self._following
+                if batch is _END:
+                    return
+                self._following = _UNKNOWN
+                self.learning_rate.release()
+                self.is_update_step = self.step_skipped = self._norm_is_due = False
+                if self._measured:
+                    self._measured, self._parameter_norms = [], None
+                    self._parameter_norms_requested = False
+                yield batch
+        finally:
+            end_pass(self._iterator, self._batches)
 
     def _is_last(self) -> bool:
         """Whether this batch is the epoch's last one: only the next one tells, so look one ahead."""
