@@ -184,8 +184,9 @@ def test_folders_for_the_picture_are_made():
     assert_png(plot_logs([LOG], "deep/folder/curve.png"))
 
 
-def test_counters_and_clocks_are_not_drawn_unless_they_are_asked_for():
-    curve(LOG, global_step=1, elapsed_sec=0.5, acc=0.25)
+def test_counters_clocks_and_lists_are_not_drawn_unless_they_are_asked_for():
+    layers = {"parameters": [{"group": "head", "grad_norm": 0.5}], "dead_gradients": ["head.bias"]}
+    curve(LOG, global_step=1, elapsed_sec=0.5, acc=0.25, **layers)
     assert texts_in(plot_logs([LOG], "all.svg")) == [
         *("step", "loss", "log"),
         *("step", "lr", "log"),

@@ -38,7 +38,7 @@ def plot_logs(
     """
     read = [log if isinstance(log, Log) else read_log(log) for log in logs]
     if names is None:
-        names = list(dict.fromkeys(n for log in read for n in log.names if n not in _NOT_DRAWN))
+        names = list(dict.fromkeys(n for log in read for n in log.names if _is_drawn(log, n)))
     there = list(dict.fromkeys(name for log in read for name in log.names))
     drawn = [name for name in names if name in there]
     if not there or not names:
@@ -68,6 +68,14 @@ def plot_logs(
     output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(output, dpi=120)
     return output
+
+
+def _is_drawn(log: Log, name: str) -> bool:
+    """Whether a column is one of numbers that say something; some hold texts, or a list of layers."""
+    if name in _NOT_DRAWN:
+        return False
+    values = [item for v in log.column(name)[1] for item in (v if isinstance(v, tuple) else (v,))]
+    return bool(values) and all(item is None or isinstance(item, (int, float)) for item in values)
 
 
 def _draw(panel: Any, steps: list[int], values: list[Any], label: str) -> None:
