@@ -118,14 +118,15 @@ class JsonlSink:
             self.lost += 1
             raise
         self._lines.append(line)
-        if self.line_buffering:
-            try:
+        try:
+            if self.line_buffering:
                 self._write_out()
-            except OSError:
-                self._give_up()
-                raise
-        if record.arrays and self._regular:
-            _save_arrays(arrays_of(self._place), record)
+        except OSError:
+            self._give_up()
+            raise
+        finally:
+            if record.arrays and self._regular:
+                _save_arrays(arrays_of(self._place), record)
 
     def flush(self) -> None:
         """Write the lines that wait, in one call. What cannot be written waits on."""
