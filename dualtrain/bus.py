@@ -78,6 +78,15 @@ class EventBus:
         if emitter is not None:
             emitter(context)
 
+    def asked_for(self) -> frozenset[Capability]:
+        """Return what callbacks need, and what they want where the engine has it."""
+        return frozenset(
+            capability
+            for callback in self.callbacks
+            for attribute in ("needs", "wants")
+            for capability in getattr(callback, attribute, ())
+        )
+
     def check_needs(self, capabilities: frozenset[Capability], mode: str) -> None:
         """Refuse callbacks that need what the engine lacks.
 

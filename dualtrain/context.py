@@ -290,7 +290,7 @@ class RunContext:
 
     @property
     def step_skipped(self) -> bool:
-        """Whether this batch's update was skipped because its gradients overflowed."""
+        """Whether this batch's update was skipped because its gradients overflowed or were not finite."""
         return self._step is not None and self._step.step_skipped
 
     @property
@@ -326,6 +326,19 @@ class RunContext:
     def optimizer_step(self, optimizer: Native = None) -> None:
         """Unscale an optimizer's gradients, clip them if the Model has ``clip_norm``, and update."""
         self._manual_step().optimizer_step(optimizer)
+
+    def explain_nonfinite(self) -> str:
+        """Say, as part of a sentence, where the values of this training step stop being finite.
+
+        That is the first module whose output is not finite, or the parameters whose gradients are not;
+        "" where it is not known. In a distributed run call it on all ranks.
+
+        Cost: one more forward pass of this batch, with a device sync for each module. The network, its
+        buffers and its random numbers are left as they were.
+        """
+        return (
+            "" if self._step is None else self._step.explain_nonfinite(self._args["train_dataset_element"])
+        )
 
     @property
     def metrics(self) -> Mapping[str, Any]:

@@ -42,6 +42,12 @@ class Capability(str, Enum):
     """``run_context.accumulate_steps`` can be set. Absent under manual optimisation, and in
     MindSpore where data is sunk or a native step does its own scaling."""
 
+    SKIP_NONFINITE = "skip_nonfinite"
+    """An update whose loss or gradients are not finite is not made, as in an overflow of mixed precision:
+    ``step_skipped`` is true, and weights, optimizer state, ``global_step`` and the learning rate's schedule
+    stay. Only in a run in which a callback asks for it. Absent under manual optimisation, and in MindSpore
+    where data is sunk or a native step does its own scaling."""
+
     EAGER = "eager"
     """Python runs in every step, so that an attribute of a network or loss function that a callback
     changes takes effect. Absent in MindSpore's GRAPH mode, which compiles attributes in."""
@@ -170,7 +176,8 @@ class Step(Protocol):
 
     @property
     def step_skipped(self) -> bool:
-        """Whether the update of this batch was skipped, because its gradients overflowed."""
+        """Whether the update of this batch was skipped, because its gradients overflowed, or its loss or
+        gradients were not finite in a run with ``Capability.SKIP_NONFINITE``."""
 
     @property
     def loss_scale(self) -> float | None:
@@ -181,6 +188,13 @@ class Step(Protocol):
 
     def grad_norm_clipped(self) -> float | None:
         """Return the norm after clipping; None where this batch makes no update. One sync."""
+
+    def explain_nonfinite(self, batch: Native) -> str:
+        """Say, as part of a sentence, where the values of this step stop being finite; "" if unknown.
+
+        Repeats the forward pass of the batch out of band; the network, its buffers and its random numbers
+        are left as if that had not been.
+        """
 
     def zero_grad(self, optimizer: Native) -> None:
         """Clear the gradients, under manual optimisation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -121,7 +122,14 @@ class _FakeBackend:
         return FakeLoop
 
     def capabilities(self) -> frozenset[Capability]:
-        return frozenset({Capability.STEP_EVENTS, Capability.ACCUMULATION, Capability.EAGER})
+        return frozenset(
+            {
+                Capability.STEP_EVENTS,
+                Capability.ACCUMULATION,
+                Capability.SKIP_NONFINITE,
+                Capability.EAGER,
+            }
+        )
 
     def describe_mode(self) -> str:
         return "the fake loop"
@@ -158,6 +166,9 @@ class _FakeBackend:
 
 class FakeLoop:
     """Run callbacks through the real loop and bus, without a framework, with losses that you give.
+
+    Nothing is trained. Where a callback asks for ``Capability.SKIP_NONFINITE``, a window with a loss that
+    is not finite ends in a step that is skipped.
 
     Args:
         losses: The losses of an epoch's steps, the same in every epoch.
@@ -203,6 +214,10 @@ class FakeLoop:
         """There are no gradients."""
         return None
 
+    def explain_nonfinite(self, batch: Any) -> str:
+        """There is no network to explain anything."""
+        return ""
+
     def zero_grad(self, optimizer: Any) -> None:
         """Do nothing."""
 
@@ -215,6 +230,7 @@ class FakeLoop:
     def run(self, callbacks: Any = None) -> RunContext:
         """Run once and return the context."""
         self.global_step, self.learning_rates, self.accumulate_steps = 0, [], 1
+        self.step_skipped = False
         bus = EventBus(callbacks)
         params = CallbackParams(
             mode="train",
@@ -228,6 +244,8 @@ class FakeLoop:
         backend = _FakeBackend()
         context = RunContext(params, backend=backend, step=self)
         bus.check_needs(backend.capabilities(), backend.describe_mode())
+        guarded = Capability.SKIP_NONFINITE in bus.asked_for()
+        losses_of_window: list[float] = []
         results = iter(self.evaluations or ())
 
         def step(loss: float) -> float:
@@ -235,7 +253,12 @@ class FakeLoop:
             self.learning_rates.append(self.learning_rate.read())
             done = context.step_in_epoch or 0
             self.is_update_step = done == len(self.losses) or done % self.accumulate_steps == 0
-            self.global_step += self.is_update_step
+            losses_of_window.append(loss)
+            self.step_skipped = False
+            if self.is_update_step:
+                self.step_skipped = guarded and not all(map(math.isfinite, losses_of_window))
+                self.global_step += not self.step_skipped
+                losses_of_window.clear()
             return loss
 
         def evaluate() -> None:

@@ -38,6 +38,7 @@ SETTINGS = {
     "LearningRateWarmup": ({"steps": 4, "start_factor": 0.5}, {"steps": 2, "start_factor": 0.25}),
     "LrCheck": ({"expected": [0.1, 0.1, 0.3], "rtol": 0.001}, {"expected": [0.1] * 9, "rtol": 0.1}),
     "MetricHistory": ({}, {}),
+    "NanGuard": ({"action": "skip"}, {"action": "skip"}),
     "SmartTrainer": (
         {
             "patience": 2,
@@ -178,9 +179,9 @@ def test_its_events_are_events(name):
 
 @each
 def test_what_it_needs_are_capabilities(name):
-    needs = make(name).needs
-    assert isinstance(needs, frozenset)
-    assert all(isinstance(need, Capability) for need in needs)
+    for asked in (make(name).needs, make(name).wants):
+        assert isinstance(asked, frozenset)
+        assert all(isinstance(need, Capability) for need in asked)
 
 
 @each

@@ -92,6 +92,9 @@ class DescentStep:
     def grad_norm_clipped(self):
         return None
 
+    def explain_nonfinite(self, batch):
+        return ""
+
 
 class ArrayModel:
     """The Model of linear models."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dualtrain.callbacks.learning_rate_warmup import LearningRateWarmup as LearningRateWarmup
     from dualtrain.callbacks.lr_check import LrCheck as LrCheck
     from dualtrain.callbacks.metric_history import MetricHistory as MetricHistory
+    from dualtrain.callbacks.nan_guard import NanGuard as NanGuard
     from dualtrain.callbacks.smart_trainer import SmartTrainer as SmartTrainer
     from dualtrain.callbacks.step_logger import StepLogger as StepLogger
 
@@ -27,6 +28,7 @@ _EXPORTS = {
     "LearningRateWarmup": "dualtrain.callbacks.learning_rate_warmup:LearningRateWarmup",
     "LrCheck": "dualtrain.callbacks.lr_check:LrCheck",
     "MetricHistory": "dualtrain.callbacks.metric_history:MetricHistory",
+    "NanGuard": "dualtrain.callbacks.nan_guard:NanGuard",
     "SmartTrainer": "dualtrain.callbacks.smart_trainer:SmartTrainer",
     "StepLogger": "dualtrain.callbacks.step_logger:StepLogger",
 }

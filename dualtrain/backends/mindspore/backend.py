@@ -33,7 +33,12 @@ class MindSporeBackend:
         return MindSporeModel
 
     def capabilities(self) -> frozenset[Capability]:
-        both = {Capability.STEP_EVENTS, Capability.GRAD_NORM, Capability.ACCUMULATION}
+        both = {
+            Capability.STEP_EVENTS,
+            Capability.GRAD_NORM,
+            Capability.ACCUMULATION,
+            Capability.SKIP_NONFINITE,
+        }
         eager = set() if graph_mode() else {Capability.GRADIENT_EVENTS, Capability.EAGER}
         return frozenset(both | eager)
 

@@ -40,7 +40,14 @@ from dualtrain.errors import ArgumentTypeError, ArgumentValueError, DualTrainErr
 from dualtrain.protocol import EVENT_CAPABILITY, Capability, Native
 
 _training = threading.RLock()
-_OURS = frozenset({Capability.GRADIENT_EVENTS, Capability.GRAD_NORM, Capability.ACCUMULATION})
+_OURS = frozenset(
+    {
+        Capability.GRADIENT_EVENTS,
+        Capability.GRAD_NORM,
+        Capability.ACCUMULATION,
+        Capability.SKIP_NONFINITE,
+    }
+)
 """What needs a train step of ours in place of MindSpore's own."""
 
 
@@ -235,8 +242,13 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
                 "when two threads train: use processes instead."
             )
         try:
-            cell = None if dataset is None else self._choose_step_cell(bus, dataset)
-            step = MindSporeStep(None if dataset is None else self._optimizer, cell)
+            cell = None if dataset is None else self._choose_step_cell(bus, capabilities)
+            step = MindSporeStep(
+                None if dataset is None else self._optimizer,
+                cell,
+                self._network,
+                getattr(self._native_network, "network", None),
+            )
             context = RunContext(
                 CallbackParams(),
                 backend=BACKEND,
@@ -259,9 +271,9 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         native = self._native_network
         return type(native) is nn.TrainOneStepCell and not native.sense_flag and not sink
 
-    def _choose_step_cell(self, bus: EventBus, dataset: Any) -> StepCell | None:
+    def _choose_step_cell(self, bus: EventBus, capabilities: frozenset[Capability]) -> StepCell | None:
         """Give Model our train step for this run if something in it needs it, else MindSpore's own."""
-        needed = {need for callback in bus.callbacks for need in getattr(callback, "needs", ())}
+        needed = bus.asked_for() & capabilities
         events = any(
             bus.emitter(event) is not None
             for event, capability in EVENT_CAPABILITY.items()
@@ -275,7 +287,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
             names = batch_norm_names(self._network)  # type: ignore[has-type]
             self._step_cell = StepCell(self._native_network, self._clip_norm, self._scaler, names)
             self._step_cell._jit_config_dict = self._native_network._jit_config_dict
-        self._step_cell.reset(self._accumulate_steps)
+        self._step_cell.reset(self._accumulate_steps, guarded=Capability.SKIP_NONFINITE in needed)
         self._train_network = self._step_cell
         return self._step_cell
 

@@ -38,6 +38,7 @@ class TorchBackend:
                 Capability.GRADIENT_EVENTS,
                 Capability.GRAD_NORM,
                 Capability.ACCUMULATION,
+                Capability.SKIP_NONFINITE,
                 Capability.EAGER,
             }
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -18,7 +19,9 @@ from dualtrain.backends._contract import (
     warn_of_batch_norm,
     warn_of_dropped_window,
 )
+from dualtrain.backends.torch import distributed
 from dualtrain.backends.torch.data import Batches
+from dualtrain.backends.torch.nonfinite import explain_nonfinite
 from dualtrain.backends.torch.optimizer import Schedule, TorchLearningRate
 from dualtrain.bus import EventBus
 from dualtrain.context import RunContext
@@ -117,6 +120,7 @@ class TrainStep:
         automatic: bool,
     ) -> None:
         self._network = network
+        self._loss_fn = loss_fn
         self._source = "train_step" if train_step is not None else "loss_fn" if loss_fn else "the network"
         self._train_step = train_step
         forward = forward_of(network, loss_fn, train_step)
@@ -147,6 +151,9 @@ class TrainStep:
         self._norm: torch.Tensor | float | None = None
         self._norm_is_due = False
         self._norm_needed = False
+        self._guarded = False
+        self._losses: torch.Tensor | None = None
+        self._any_rank: Callable[[bool], bool] | None = None
 
     @contextmanager
     def listening(self, bus: EventBus, context: RunContext) -> Iterator[None]:
@@ -157,7 +164,13 @@ class TrainStep:
         self._gradients_ready = bus.emitter(Event.GRADIENTS_READY)
         self._before_optimizer_step = bus.emitter(Event.BEFORE_OPTIMIZER_STEP)
         self._after_optimizer_step = bus.emitter(Event.AFTER_OPTIMIZER_STEP)
-        self._norm_needed = any(Capability.GRAD_NORM in getattr(c, "needs", ()) for c in bus.callbacks)
+        asked_for = bus.asked_for()
+        self._norm_needed = Capability.GRAD_NORM in asked_for
+        self._guarded = self._automatic and Capability.SKIP_NONFINITE in asked_for
+        if (
+            self._guarded and distributed.world_size() > 1
+        ):  # gradients are the same on all ranks, losses not
+            self._any_rank = distributed.any_rank
         with ExitStack() as hooks:
             for optimizer in self._optimizers.values():
                 if isinstance(optimizer, torch.optim.Optimizer):  # each hook costs a microsecond a step
@@ -210,7 +223,7 @@ class TrainStep:
         if not self._automatic:
             return self._run_manually(batch)
         if self._filled == 0:
-            self._norm = None
+            self._norm = self._losses = None
             self._optimizer.zero_grad()
             self._window = self._accumulate_steps
         closes = self._filled + 1 >= self._window or self._is_last()
@@ -232,6 +245,9 @@ class TrainStep:
         if type(loss) is not torch.Tensor or loss.ndim != 0 or not loss.requires_grad:
             loss = checked_loss(outputs, self._source)
         self._params["net_outputs"] = visible = as_outputs(outputs)
+        if self._guarded:
+            native = loss.detach()
+            self._losses = native if self._losses is None else self._losses + native
         if self._window != 1:
             loss = loss / self._window
         if self._scaler is not None:
@@ -273,29 +289,38 @@ class TrainStep:
         if self._gradients_ready is not None:
             self._gradients_ready(self._context)
             self._norm = None  # a callback may have changed the gradients
-        if self._clip_norm is not None:
+        if self._norm_needed or self._guarded or self._clip_norm is not None:
             gradients = self._gradients(optimizer)
-            self._norm = total_norm(gradients)
-            coefficient = torch.clamp(self._clip_norm / (self._norm + EPSILON), max=1.0)
-            scale(gradients, coefficient)
-        elif self._norm_needed:
-            self._norm = total_norm(self._gradients(optimizer))
+            self._norm = norm = total_norm(gradients)
+            self.step_skipped = self._guarded and not self._is_finite(norm)
+            if self._clip_norm is not None and not self.step_skipped:
+                scale(gradients, torch.clamp(self._clip_norm / (norm + EPSILON), max=1.0))
         if self._before_optimizer_step is not None:
             self._before_optimizer_step(self._context)
         self._driving = True
-        if self._scaler is None:
+        if self.step_skipped:
+            pass
+        elif self._scaler is None:
             optimizer.step()
         else:
             self._stepped = False
             self._scaler.step(optimizer)  # skips if unscaling has met an infinity
             self.step_skipped = not self._stepped
-            if self._automatic:
-                self._scaler.update()
+        if self._scaler is not None and self._automatic:
+            self._scaler.update()
         self._driving = False
         if not self.step_skipped:
             self._count_update(optimizer)
         if self._after_optimizer_step is not None:
             self._after_optimizer_step(self._context)
+
+    def _is_finite(self, norm: torch.Tensor) -> bool:
+        """Whether the gradients' norm and the losses of the window are finite, on all ranks. One sync."""
+        assert self._losses is not None
+        values = torch.stack((norm, self._losses.to(norm.device))).tolist()
+        self._norm = values[0]
+        finite = all(map(math.isfinite, values))
+        return finite if self._any_rank is None else not self._any_rank(not finite)
 
     def _count_update(self, optimizer: Native) -> None:
         self.is_update_step = True
@@ -373,6 +398,15 @@ class TrainStep:
     def grad_norm_clipped(self) -> float | None:
         return norm_after_clipping(self.grad_norm(), self._clip_norm)
 
+    def explain_nonfinite(self, batch: Native) -> str:
+        return explain_nonfinite(
+            self._network,
+            self._loss_fn,
+            self._forward if self._automatic else None,
+            batch,
+            autocast=self._autocast or nullcontext,
+        )
+
     # Guards.
 
     def _gradients(self, optimizer: Native) -> list[torch.Tensor]:
@@ -407,7 +441,7 @@ class TrainStep:
             self._filled = 0
 
     def _skip_batch(self) -> None:
-        if self._no_sync is not None:
+        if self._no_sync is not None or self._any_rank is not None:
             raise RunStateError(
                 f"{self._source} returned None, which skips the batch, but the other ranks of a data "
                 f"parallel run would wait for its gradients: return a loss on every rank."
