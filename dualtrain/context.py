@@ -81,6 +81,7 @@ class RunContext:
         self._metrics: Mapping[str, Any] = {}
         self._logged: dict[str, tuple[int, float]] = {}
         self._log_count = 0
+        self._callback_times: Mapping[str, float] = {}
         self._loss_key: tuple[Any, Any] = (None, self)  # equals no step
         self._loss: float | None = None
         self.event: Event | None = None
@@ -370,6 +371,15 @@ class RunContext:
             ) from error
         self._log_count += 1
         self._logged[name] = (self._log_count, number)
+
+    @property
+    def callback_times(self) -> Mapping[str, float]:
+        """Class name -> seconds that the hooks of callbacks of that class have taken in this run so far.
+
+        Empty where no callback of the run asks for ``Capability.CALLBACK_TIMES``. A hook counts when it
+        has returned. Callbacks that MindSpore ships are not measured.
+        """
+        return self._callback_times
 
     def logged_since(self, mark: int) -> tuple[int, dict[str, float]]:
         """Return what was logged after ``mark``, and the mark to pass next time (0 at first)."""

@@ -8,7 +8,7 @@ fake: the capability is absent, and a callback that needs it is told so at train
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from dualtrain.events import Event
 
@@ -17,6 +17,14 @@ Native: TypeAlias = Any
 
 Rate: TypeAlias = float | tuple[float, ...]
 """A learning rate: one float, or one per parameter group when there are several."""
+
+
+class BatchShape(NamedTuple):
+    """What a batch's first array tells without its values."""
+
+    shape: tuple[int, ...]
+    integers: bool
+    """Whether it holds integers."""
 
 
 class Capability(str, Enum):
@@ -47,6 +55,10 @@ class Capability(str, Enum):
     ``step_skipped`` is true, and weights, optimizer state, ``global_step`` and the learning rate's schedule
     stay. Only in a run in which a callback asks for it. Absent under manual optimisation, and in MindSpore
     where data is sunk or a native step does its own scaling."""
+
+    CALLBACK_TIMES = "callback_times"
+    """``run_context.callback_times`` says how long callbacks take. The event bus measures it, for any
+    engine, only in a run in which a callback asks for it."""
 
     EAGER = "eager"
     """Python runs in every step, so that an attribute of a network or loss function that a callback
@@ -129,6 +141,12 @@ class Backend(Protocol):
 
     def to_numpy(self, value: Native) -> Any:
         """Return a tensor's values as a numpy array of the same shape, on the host."""
+
+    def batch_shape(self, batch: Native) -> BatchShape | None:
+        """Return the shape of a batch's first array, also inside tuples, lists and mappings; no sync.
+
+        None where there is no array.
+        """
 
     def learning_rate(self, optimizer: Native) -> LearningRate:
         """Return the learning rate of an optimizer, to read and to write."""

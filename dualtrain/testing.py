@@ -13,7 +13,7 @@ from dualtrain.errors import ArgumentValueError
 from dualtrain.events import LIFECYCLE, Event
 from dualtrain.loop import run_evaluation, run_training
 from dualtrain.model import Model
-from dualtrain.protocol import Backend, Capability, LearningRate, Rate
+from dualtrain.protocol import Backend, BatchShape, Capability, LearningRate, Rate
 
 
 class TracedEvent(NamedTuple):
@@ -127,6 +127,7 @@ class _FakeBackend:
                 Capability.STEP_EVENTS,
                 Capability.ACCUMULATION,
                 Capability.SKIP_NONFINITE,
+                Capability.CALLBACK_TIMES,
                 Capability.EAGER,
             }
         )
@@ -138,12 +139,16 @@ class _FakeBackend:
         return "0"
 
     def to_float(self, value: Any) -> float:
-        return float(value)
+        return float(value.mean() if hasattr(value, "mean") else value)
 
     def to_numpy(self, value: Any) -> Any:
         import numpy as np
 
         return np.asarray(value)
+
+    def batch_shape(self, batch: Any) -> BatchShape | None:
+        array = self.to_numpy(batch)
+        return BatchShape(array.shape, array.dtype.kind in "iu")
 
     def learning_rate(self, optimizer: Any) -> LearningRate:
         return _FakeLearningRate(float(optimizer))
@@ -256,7 +261,9 @@ class FakeLoop:
             losses_of_window.append(loss)
             self.step_skipped = False
             if self.is_update_step:
-                self.step_skipped = guarded and not all(map(math.isfinite, losses_of_window))
+                if guarded:
+                    finite = [math.isfinite(backend.to_float(one)) for one in losses_of_window]
+                    self.step_skipped = not all(finite)
                 self.global_step += not self.step_skipped
                 losses_of_window.clear()
             return loss
@@ -344,6 +351,10 @@ def backend_contract(
         "on_train_epoch_end",
     ]
     assert_trace(recording, ["on_train_begin", *epoch * 2, "on_train_end", "on_teardown"])
+    assert losses.shapes == [tuple(batch[0].shape) for batch in batches] * 2, (
+        "batch_shape gives the shape of a batch's first array"
+    )
+    assert isinstance(losses.explanation, str), "a step's explain_nonfinite gives a text"
     assert len(losses.losses) == 2 * len(batches)
     assert all(isinstance(loss, float) for loss in losses.losses), "losses read as floats"
     exact = (
@@ -370,8 +381,14 @@ class _LossesOf(Callback):
         self.losses: list[Any] = []
         self.converted: list[Any] = []
         self.arrays: list[Any] = []
+        self.shapes: list[Any] = []
+        self.explanation: Any = None
 
     def on_train_step_end(self, run_context: RunContext) -> None:
+        if run_context.step == 1:
+            self.explanation = run_context.explain_nonfinite()
+        told = self._backend.batch_shape(run_context.original_args()["train_dataset_element"])
+        self.shapes.append(None if told is None else tuple(told.shape))
         self.losses.append(run_context.loss)
         self.converted.append(self._backend.to_float(run_context.outputs))
         self.arrays.append(self._backend.to_numpy(run_context.outputs))

@@ -9,7 +9,7 @@ import numpy as np
 from dualtrain.bus import EventBus
 from dualtrain.context import CallbackParams, RunContext
 from dualtrain.loop import run_evaluation, run_training
-from dualtrain.protocol import Capability
+from dualtrain.protocol import BatchShape, Capability
 
 # The framework.
 
@@ -190,7 +190,7 @@ class ArrayBackend:
         return ArrayModel
 
     def capabilities(self):
-        return frozenset({Capability.STEP_EVENTS})
+        return frozenset({Capability.STEP_EVENTS, Capability.CALLBACK_TIMES})
 
     def describe_mode(self):
         return "arrays"
@@ -203,6 +203,9 @@ class ArrayBackend:
 
     def to_numpy(self, value):
         return np.asarray(value)
+
+    def batch_shape(self, batch):
+        return BatchShape(batch[0].shape, batch[0].dtype.kind in "iu")
 
     def learning_rate(self, optimizer):
         return DescentRate(optimizer)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dualtrain.callbacks.nan_guard import NanGuard as NanGuard
     from dualtrain.callbacks.smart_trainer import SmartTrainer as SmartTrainer
     from dualtrain.callbacks.step_logger import StepLogger as StepLogger
+    from dualtrain.callbacks.throughput import Throughput as Throughput
 
 _EXPORTS = {
     "EarlyStopping": "dualtrain.callbacks.early_stopping:EarlyStopping",
@@ -31,6 +32,7 @@ _EXPORTS = {
     "NanGuard": "dualtrain.callbacks.nan_guard:NanGuard",
     "SmartTrainer": "dualtrain.callbacks.smart_trainer:SmartTrainer",
     "StepLogger": "dualtrain.callbacks.step_logger:StepLogger",
+    "Throughput": "dualtrain.callbacks.throughput:Throughput",
 }
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)

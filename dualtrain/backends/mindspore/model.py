@@ -260,7 +260,9 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
                 cell.listen(bus, context)
             interrupts = InterruptWatch()
             any_rank = BACKEND.any_rank if BACKEND.world_size() > 1 else None
-            run = BridgedRun(context, step, interrupts, self._eval_loss, any_rank, check)
+            run = BridgedRun(
+                context, step, interrupts, self._eval_loss, any_rank, check, bus.callback_times
+            )
             with interrupts.watching(), bus.lifecycle(context):
                 yield run.callbacks(given, bases), step
         finally:
