@@ -40,6 +40,10 @@ SETTINGS = {
     "LrCheck": ({"expected": [0.1, 0.1, 0.3], "rtol": 0.001}, {"expected": [0.1] * 9, "rtol": 0.1}),
     "MetricHistory": ({}, {}),
     "NanGuard": ({"action": "skip"}, {"action": "skip"}),
+    "ProgressBar": (
+        {"refreshes_per_sec": 2, "seconds_per_line": 5},
+        {"refreshes_per_sec": 1, "seconds_per_line": 9},
+    ),
     "SmartTrainer": (
         {
             "patience": 2,

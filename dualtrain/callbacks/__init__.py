@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dualtrain.callbacks.lr_check import LrCheck as LrCheck
     from dualtrain.callbacks.metric_history import MetricHistory as MetricHistory
     from dualtrain.callbacks.nan_guard import NanGuard as NanGuard
+    from dualtrain.callbacks.progress_bar import ProgressBar as ProgressBar
     from dualtrain.callbacks.smart_trainer import SmartTrainer as SmartTrainer
     from dualtrain.callbacks.step_logger import StepLogger as StepLogger
     from dualtrain.callbacks.throughput import Throughput as Throughput
@@ -30,6 +31,7 @@ _EXPORTS = {
     "LrCheck": "dualtrain.callbacks.lr_check:LrCheck",
     "MetricHistory": "dualtrain.callbacks.metric_history:MetricHistory",
     "NanGuard": "dualtrain.callbacks.nan_guard:NanGuard",
+    "ProgressBar": "dualtrain.callbacks.progress_bar:ProgressBar",
     "SmartTrainer": "dualtrain.callbacks.smart_trainer:SmartTrainer",
     "StepLogger": "dualtrain.callbacks.step_logger:StepLogger",
     "Throughput": "dualtrain.callbacks.throughput:Throughput",
