@@ -442,6 +442,7 @@ BREAKAGES = {
     "to_float gives a tensor": ({"to_float": lambda self, value: value}, "to_float"),
     "to_float gives another number": ({"to_float": lambda self, value: 0.5}, "to_float"),
     "to_numpy gives a tensor": ({"to_numpy": lambda self, value: value}, "to_numpy"),
+    "batches have no shape": ({"batch_shape": lambda self, batch: None}, "batch_shape"),
     "weights are none": ({"weights": lambda self, network: {}}, "weights"),
     "weights are not assigned": ({"assign_weights": lambda self, network, weights: None}, "assign_weights"),
     "parameters are not copied": (

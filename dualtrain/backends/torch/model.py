@@ -32,7 +32,9 @@ from dualtrain.loop import run_evaluation, run_training
 from dualtrain.protocol import Capability, Native
 from dualtrain.signals import terminate_cleanly
 
-_MANUAL_DIFFERENCE = frozenset({Capability.ACCUMULATION, Capability.MANUAL_OPTIMIZATION})
+_MANUAL_DIFFERENCE = frozenset(
+    {Capability.ACCUMULATION, Capability.SKIP_NONFINITE, Capability.MANUAL_OPTIMIZATION}
+)
 
 
 class TorchModel:
