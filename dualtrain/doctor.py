@@ -411,9 +411,25 @@ def _pip(facts: Facts, *arguments: str) -> str:
     return " ".join([pip, *map(shlex.quote, arguments)])
 
 
-def _again(facts: Facts) -> str:
-    """Return pip's option that installs what is there already."""
-    return "--force-reinstall" if facts["python"]["pip"] else "--reinstall"
+def _again(facts: Facts, what: str) -> str:
+    """Return the command that installs a package over itself.
+
+    Its dependencies are installed again too, since one of them may be what is broken. MindSpore's
+    metadata would let numpy 2 in, so what dualtrain asks of numpy goes with it.
+    """
+    name = re.split(r"[<>=!~]", what)[0]
+    wanted = _requirements(facts["dualtrain"]["requires"], facts["python"]["version"])
+    beside = [
+        str(requirement)
+        for requirement in wanted
+        if (requirement.extra, requirement.name) == (name, "numpy")
+    ]
+    return _pip(facts, "--force-reinstall" if facts["python"]["pip"] else "--reinstall", what, *beside)
+
+
+def _as_it_is(name: str, version: str | None) -> str:
+    """Return the requirement of the version that is installed, of whichever build."""
+    return name if version in (None, "unknown") else f"{name}=={str(version).partition('+')[0]}"
 
 
 def _version(facts: Facts, name: str) -> str | None:
@@ -503,12 +519,7 @@ def _check_files(facts: Facts) -> Iterator[Finding]:
         package = facts["packages"].get(name)
         if package and package["location"] is None:
             text = f"{name} {package['version']} is recorded as installed, but its files are not there."
-            again = _pip(facts, _again(facts), f"{name}=={_public(package['version'])}")
-            yield Finding("problem", "files", text, again)
-
-
-def _public(version: str) -> str:
-    return version.partition("+")[0]
+            yield Finding("problem", "files", text, _again(facts, _as_it_is(name, package["version"])))
 
 
 def _check_requirements(facts: Facts) -> Iterator[Finding]:
@@ -576,7 +587,8 @@ def _check_commands(facts: Facts) -> Iterator[Finding]:
     ours, python, program = facts["python"], facts["commands"]["python"], facts["commands"]["dualtrain"]
     activate = None
     if ours["virtual"]:
-        activate = f"source {shlex.quote(str(Path(ours['scripts'], 'activate')))}"
+        script = str(Path(ours["scripts"], "activate"))
+        activate = script if ours["platform"] == "win32" else f"source {shlex.quote(script)}"
     if python and program and program.get("prefix") and program["prefix"] != python["prefix"]:
         text = (
             f"dualtrain on PATH ({program['program']}) is of another environment than python on PATH "
@@ -637,9 +649,7 @@ def _check_probes(facts: Facts) -> Iterator[Finding]:
     """What the frameworks themselves say: they start, and each device that they see computes."""
     for name, probes in facts["probes"].items():
         version = _version(facts, name)
-        again = _pip(
-            facts, _again(facts), f"{name}=={_public(str(version))}" if version != "unknown" else name
-        )
+        again = _again(facts, _as_it_is(name, version))
         for probe in probes:
             told = probe["told"]
             tried = [line["device"] for line in told if "name" in line]
@@ -687,8 +697,7 @@ def _check_nvidia(facts: Facts) -> Iterator[Finding]:
     if cuda is None and builds[0].get("hip") is None:
         text = f"There is {card}, but torch {version} is a build for the CPU."
         # On Linux the package index has CUDA builds; the number without its +cpu asks for one.
-        command = _pip(facts, _again(facts), "--no-cache-dir", f"torch=={_public(version)}")
-        yield Finding("problem", "nvidia", text, command)
+        yield Finding("problem", "nvidia", text, _again(facts, _as_it_is("torch", version)))
     elif hidden is not None and hidden.strip() in ("", "-1"):
         text = f"There is {card}, but CUDA_VISIBLE_DEVICES={hidden!r} hides it from torch."
         yield Finding("note", "nvidia", text, "unset CUDA_VISIBLE_DEVICES")
@@ -728,9 +737,7 @@ def _check_ascend(facts: Facts) -> Iterator[Finding]:
             yield Finding("problem", "ascend", text, "source /usr/local/Ascend/ascend-toolkit/set_env.sh")
         else:
             text += f" Its version has to fit the CANN in {facts['hardware']['cann']}."
-            yield Finding(
-                "problem", "ascend", text, _pip(facts, _again(facts), _wanted(facts, "mindspore"))
-            )
+            yield Finding("problem", "ascend", text, _again(facts, _wanted(facts, "mindspore")))
 
 
 def _check_launch_blocking(facts: Facts) -> Iterator[Finding]:
