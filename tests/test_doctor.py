@@ -693,7 +693,8 @@ def test_the_report_names_devices_and_what_an_extra_would_bring(facts):
 
 RUN = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); from dualtrain.cli import main; "
-    "status = main(sys.argv[1:]); assert not {'torch', 'mindspore', 'numpy'} & set(sys.modules); sys.exit(status)"
+    "status = main(sys.argv[1:]); "
+    "assert not {'torch', 'mindspore', 'numpy'} & set(sys.modules); sys.exit(status)"
 )
 
 
