@@ -15,10 +15,11 @@ from dualtrain.callback import Callback
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentTypeError, CapabilityError, UnknownEventError
 from dualtrain.events import ALIASES, Event
-from dualtrain.protocol import EVENT_CAPABILITY, Capability
+from dualtrain.protocol import CAPABILITY_ADVICE, EVENT_CAPABILITY, Capability
 
 Hook = Callable[..., Any]
 
+_ADVICE = "remove the callback or run it in a mode that has it"
 _warned_classes: WeakSet[type] = WeakSet()
 
 
@@ -94,7 +95,7 @@ class EventBus:
                     raise CapabilityError(
                         f"{_name(callback)} needs {capability}, which {mode} does not have; "
                         f"it has {', '.join(sorted(map(str, capabilities))) or 'none'}: "
-                        f"remove the callback or run it in a mode that has it."
+                        f"{CAPABILITY_ADVICE.get(capability, _ADVICE)}."
                     )
         for event, capability in EVENT_CAPABILITY.items():
             emitter = self._emitters.get(event)

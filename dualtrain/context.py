@@ -64,6 +64,8 @@ class RunContext:
         step: Step | None = None,
         initial_epoch: int = 0,
         capabilities: frozenset[Capability] | None = None,
+        callbacks: Sequence[Any] | None = None,
+        evaluations: int | None = None,
     ) -> None:
         if not isinstance(args, Mapping):
             raise ArgumentTypeError(
@@ -74,6 +76,8 @@ class RunContext:
         self._step = step
         self._initial_epoch = initial_epoch
         self._capabilities = capabilities
+        self._callbacks = callbacks
+        self._evaluations = evaluations
         self._epoch_start: int | None = None
         self._stop_requested = False
         self._stop_reason: str | None = None
@@ -170,6 +174,16 @@ class RunContext:
             return step - self._epoch_start
         batches = self.batches_per_epoch
         return (step - 1) % batches + 1 if batches and step else step
+
+    @property
+    def evaluations(self) -> int | None:
+        """Evaluations that this run makes if nothing stops it; None where that is not known."""
+        return self._evaluations
+
+    @property
+    def callbacks(self) -> Sequence[Any]:
+        """The run's callbacks, as they were listed (``list_callback`` has MindSpore's own beside them)."""
+        return self._args.get("list_callback", ()) if self._callbacks is None else self._callbacks
 
     # The engine.
 

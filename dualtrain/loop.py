@@ -61,7 +61,7 @@ def run_training(
             if agree(stop_requested()):
                 context._stop_as_agreed()
                 break
-        if evaluate is not None and _is_due(number, valid_frequency):
+        if evaluate is not None and is_due(number, valid_frequency):
             evaluate()
         bus.emit(Event.TRAIN_EPOCH_END, context)
         if epoch_ended is not None:
@@ -119,7 +119,8 @@ def run_evaluation(
     bus.emit(Event.EVAL_END, context)
 
 
-def _is_due(epoch: int, valid_frequency: int | list[int]) -> bool:
+def is_due(epoch: int, valid_frequency: int | list[int]) -> bool:
+    """Tell whether an evaluation follows an epoch."""
     if isinstance(valid_frequency, int):
         return epoch % valid_frequency == 0
     return epoch in valid_frequency

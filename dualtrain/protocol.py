@@ -55,6 +55,10 @@ class Capability(str, Enum):
     MANUAL_OPTIMIZATION = "manual_optimization"
     """The run is one in which the user's step drives backward and update itself."""
 
+    THREADS = "threads"
+    """Several threads of a process can train at once, each with a Model of its own. Absent in
+    MindSpore, which crashes or hangs then."""
+
     CHECKPOINT_EVENTS = "checkpoint_events"
     """``on_checkpoint_save`` and ``on_checkpoint_load`` fire."""
 
@@ -71,6 +75,11 @@ EVENT_CAPABILITY: dict[Event, Capability] = {
     Event.CHECKPOINT_LOAD: Capability.CHECKPOINT_EVENTS,
 }
 """The capability that an extension event comes with."""
+
+CAPABILITY_ADVICE: dict[Capability, str] = {
+    Capability.THREADS: "train in the main thread (n_jobs=1), or in several processes started by spawn",
+}
+"""What to do where a capability is absent, other than to do without the callback or change the mode."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dualtrain.callback import Callback
 from dualtrain.context import CallbackParams, RunContext
 from dualtrain.errors import ArgumentValueError
 from dualtrain.events import LIFECYCLE, Event
-from dualtrain.loop import run_evaluation, run_training
+from dualtrain.loop import is_due, run_evaluation, run_training
 from dualtrain.model import Model
 from dualtrain.protocol import AttentionLayer, Backend, Capability, LearningRate, Rate
 
@@ -129,6 +129,7 @@ class _FakeBackend:
                 Capability.PARAMETER_GRAD_NORMS,
                 Capability.ACCUMULATION,
                 Capability.EAGER,
+                Capability.THREADS,
             }
         )
 
@@ -276,7 +277,14 @@ class FakeLoop:
             loss_fn=self.loss_fn,
         )
         backend = _FakeBackend()
-        context = RunContext(params, backend=backend, step=self)
+        due = sum(is_due(epoch, self.valid_frequency) for epoch in range(1, self.epochs + 1))
+        context = RunContext(
+            params,
+            backend=backend,
+            step=self,
+            callbacks=bus.callbacks,
+            evaluations=0 if self.evaluations is None else due,
+        )
         bus.check_needs(backend.capabilities(), backend.describe_mode())
         results = iter(self.evaluations or ())
 

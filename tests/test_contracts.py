@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 from engines import ProbabilitiesOf
+from trials import ShownTrial
 
 import dualtrain as dt
 from dualtrain import callbacks
@@ -42,6 +43,10 @@ SETTINGS = {
     "ParameterMonitor": (
         {"interval": 2, "patterns": {"all": "weight"}, "log_file": "parameters.jsonl"},
         {"interval": 3, "patterns": ["w"], "log_file": "more.jsonl"},
+    ),
+    "OptunaCallback": (
+        {"trial": ShownTrial({}), "metric_name": "acc"},
+        {"trial": ShownTrial({}), "metric_name": "eval_loss"},
     ),
     "SmartTrainer": (
         {

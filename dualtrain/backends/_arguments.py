@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
+from dualtrain.loop import is_due
 from dualtrain.triggers import positive_int
 
 METRIC_NAMES = frozenset(
@@ -80,13 +81,8 @@ def check_iterable(role: str, dataset: Any, *, passes: int) -> int | None:
 
 
 def evaluations_due(epoch: int, initial_epoch: int, valid_frequency: int | list[int]) -> int:
-    """Return how many evaluations a fit makes, at least 1."""
-    epochs = range(initial_epoch + 1, epoch + 1)
-    if isinstance(valid_frequency, list):
-        due = [number for number in epochs if number in valid_frequency]
-    else:
-        due = [number for number in epochs if number % valid_frequency == 0]
-    return max(len(due), 1)
+    """Return how many evaluations a fit makes."""
+    return sum(is_due(number, valid_frequency) for number in range(initial_epoch + 1, epoch + 1))
 
 
 def used_up(role: str) -> ArgumentValueError:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dualtrain.callbacks.learning_rate_warmup import LearningRateWarmup as LearningRateWarmup
     from dualtrain.callbacks.lr_check import LrCheck as LrCheck
     from dualtrain.callbacks.metric_history import MetricHistory as MetricHistory
+    from dualtrain.callbacks.optuna_callback import OptunaCallback as OptunaCallback
     from dualtrain.callbacks.parameter_monitor import ParameterMonitor as ParameterMonitor
     from dualtrain.callbacks.smart_trainer import SmartTrainer as SmartTrainer
     from dualtrain.callbacks.step_logger import StepLogger as StepLogger
@@ -30,6 +31,7 @@ _EXPORTS = {
     "LrCheck": "dualtrain.callbacks.lr_check:LrCheck",
     "MetricHistory": "dualtrain.callbacks.metric_history:MetricHistory",
     "ParameterMonitor": "dualtrain.callbacks.parameter_monitor:ParameterMonitor",
+    "OptunaCallback": "dualtrain.callbacks.optuna_callback:OptunaCallback",
     "SmartTrainer": "dualtrain.callbacks.smart_trainer:SmartTrainer",
     "StepLogger": "dualtrain.callbacks.step_logger:StepLogger",
     "TransformerMonitor": "dualtrain.callbacks.transformer_monitor:TransformerMonitor",

@@ -140,7 +140,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         initial_epoch: int = 0,
     ) -> None:
         """Train up to ``epoch`` epochs, without evaluation. See ``dt.Model.train``."""
-        with self._training(epoch, train_dataset, callbacks, dataset_sink_mode, initial_epoch) as run:
+        with self._training(epoch, train_dataset, callbacks, dataset_sink_mode, initial_epoch, 0) as run:
             dataset, bridged = run
             super().train(epoch, dataset, bridged, dataset_sink_mode, sink_size, initial_epoch)
 
@@ -159,10 +159,12 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         """Train up to ``epoch`` epochs and evaluate in between. See ``dt.Model.fit``."""
         check_valid_frequency(valid_frequency)
         check_epochs(epoch, initial_epoch)
+        evaluations = 0
         if valid_dataset is not None:
             evaluations = evaluations_due(epoch, initial_epoch, valid_frequency)
-            valid_dataset = self._dataset("valid_dataset", valid_dataset, evaluations)
-        with self._training(epoch, train_dataset, callbacks, dataset_sink_mode, initial_epoch) as run:
+            valid_dataset = self._dataset("valid_dataset", valid_dataset, max(evaluations, 1))
+        sink = dataset_sink_mode
+        with self._training(epoch, train_dataset, callbacks, sink, initial_epoch, evaluations) as run:
             dataset, bridged = run
             super().fit(
                 epoch,
@@ -191,7 +193,13 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
 
     @contextmanager
     def _training(
-        self, epoch: int, train_dataset: Any, callbacks: Any, sink: bool, initial_epoch: int
+        self,
+        epoch: int,
+        train_dataset: Any,
+        callbacks: Any,
+        sink: bool,
+        initial_epoch: int,
+        evaluations: int,
     ) -> Iterator[tuple[Any, list[Any]]]:
         passes = check_epochs(epoch, initial_epoch)
         dataset = self._dataset("train_dataset", train_dataset, passes)
@@ -202,7 +210,8 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         check = None
         if self._train_step is not None and self._optimizer is not None:
             check = GradientCheck(self._network, self._step_cells[0], self._optimizer)
-        with set_data, self._run(callbacks, initial_epoch, sink, dataset, check) as (bridged, step):
+        run = self._run(callbacks, initial_epoch, sink, dataset, check, evaluations)
+        with set_data, run as (bridged, step):
             try:
                 yield dataset, bridged
             except BaseException as error:
@@ -226,6 +235,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         sink: bool,
         dataset: Any = None,
         check: GradientCheck | None = None,
+        evaluations: int | None = None,
     ) -> Iterator[tuple[list[Any], MindSporeStep]]:
         """Run our part of a train, fit or eval call; without a dataset it is an evaluation."""
         given = as_callbacks(callbacks)
@@ -255,6 +265,8 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
                 step=step,
                 initial_epoch=initial_epoch,
                 capabilities=capabilities,
+                callbacks=given,
+                evaluations=evaluations,
             )
             if cell is not None:
                 cell.listen(bus, context)

@@ -41,6 +41,7 @@ class TorchBackend:
                 Capability.PARAMETER_GRAD_NORMS,
                 Capability.ACCUMULATION,
                 Capability.EAGER,
+                Capability.THREADS,
             }
         )
 

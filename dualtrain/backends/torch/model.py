@@ -141,13 +141,11 @@ class TorchModel:
             raise ArgumentValueError(NO_OPTIMIZER)
         bus = EventBus(callbacks, native_bases=callback_bases())
         train_batches = Batches("train_dataset", train_dataset, self._device, passes=passes)
-        evaluate = None
+        evaluate, evaluations = None, 0
         if valid_dataset is not None:
+            evaluations = evaluations_due(epoch, initial_epoch, valid_frequency)
             valid_batches = Batches(
-                "valid_dataset",
-                valid_dataset,
-                self._device,
-                passes=evaluations_due(epoch, initial_epoch, valid_frequency),
+                "valid_dataset", valid_dataset, self._device, passes=max(evaluations, 1)
             )
 
             def evaluate() -> None:
@@ -192,6 +190,8 @@ class TorchModel:
             step=step,
             initial_epoch=initial_epoch,
             capabilities=BACKEND.capabilities() ^ (frozenset() if self._automatic else _MANUAL_DIFFERENCE),
+            callbacks=bus.callbacks,
+            evaluations=evaluations,
         )
         bus.check_needs(context.capabilities, BACKEND.describe_mode())
         if not self._network.training:
@@ -233,7 +233,9 @@ class TorchModel:
             list_callback=bus.callbacks,
             dataset_sink_mode=False,
         )
-        context = RunContext(params, backend=BACKEND, capabilities=BACKEND.capabilities())
+        context = RunContext(
+            params, backend=BACKEND, capabilities=BACKEND.capabilities(), callbacks=bus.callbacks
+        )
         bus.check_needs(context.capabilities, BACKEND.describe_mode())
         with terminate_cleanly(), bus.lifecycle(context):
             self._evaluate(context, bus, batches)
