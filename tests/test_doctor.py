@@ -692,8 +692,8 @@ def test_the_report_names_devices_and_what_an_extra_would_bring(facts):
 # Real runs, as from a shell in which this environment is the active one.
 
 RUN = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); from dualtrain.cli import main; "
-    "status = main(sys.argv[1:]); "
+    "import sys; root = sys.argv.pop(1); root in sys.path or sys.path.insert(0, root); "
+    "from dualtrain.cli import main; status = main(sys.argv[1:]); "
     "assert not {'torch', 'mindspore', 'numpy'} & set(sys.modules); sys.exit(status)"
 )
 
