@@ -188,8 +188,9 @@ class TransformerMonitor(Callback):
             found = run_context.attention(self.attention_samples, self.attention_fn)
             if first:
                 self._check_layers_exist(found)
-        except Exception as error:  # noqa: BLE001 - whatever the network raises on a part of a batch
-            # An argument that cannot work is refused at once; a run that has got far is not ended for it.
+        except Exception as error:
+            # The network may raise anything on a part of a batch. What cannot work at all is refused at
+            # once, but a run that has got far is not ended for it.
             if first and isinstance(error, DualTrainError):
                 raise
             self._give_up(f"could not look at attention ({type(error).__name__}: {error})")

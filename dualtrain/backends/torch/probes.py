@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import random
+import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -93,7 +94,8 @@ def out_of_band(network: torch.nn.Module, *, training: bool = False) -> Iterator
         with ExitStack() as stack:
             stack.enter_context(_forked_random_state(network))
             stack.enter_context(torch.no_grad())
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            if "torch._dynamo" in sys.modules:  # to import it takes seconds, and nothing is compiled
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
             if not training:
                 network.eval()
             yield
