@@ -240,7 +240,7 @@ class TorchEngine:
         return torch.optim.Adam(network.parameters(), lr)
 
     def attending(self) -> Any:
-        """Return a network from (n, tokens, 8) to (n,), with attention in ``attention`` and a batch norm."""
+        """Return a network from (n, tokens, 8) to (n,), with ``attention`` and a batch norm."""
         from networks_torch import Attending
 
         return Attending()

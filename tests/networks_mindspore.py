@@ -238,3 +238,10 @@ class Changing(nn.Cell):
         if self.fails:
             raise RuntimeError("this network fails")
         return self.still(self.last.mean(1)).sum()
+
+
+def step_of_six(network, batch):
+    x, label = batch
+    if x.shape[0] != 6:
+        raise ValueError("this step takes six samples")
+    return ((network(x) - label) ** 2).mean()
