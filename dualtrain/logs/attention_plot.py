@@ -159,6 +159,6 @@ def _draw(
             picture, ax=panels, aspect=30, pad=0.02, extend="max" if values.max() > highest else "neither"
         )
         bar.set_label("attention that a patch gets" if image else "attention that a key gets")
-        bar.ax.yaxis.set_major_formatter("{x:.2g}×")
+        bar.ax.yaxis.set_major_formatter("{x:g}×")
     figure.suptitle(title, x=0.01, ha="left", fontsize="large", fontweight="bold")
     return figure

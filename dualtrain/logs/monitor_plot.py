@@ -206,6 +206,7 @@ def _draw_norms(
     after = [clipped.get(step, (math.nan,))[0] for step in norms]
     if any(not math.isclose(a, b, rel_tol=1e-5) for a, b in zip(numbers, after, strict=True) if b == b):
         panel.plot([*norms], after, color=_SECOND, lw=1.2, label="grad_norm_clipped")
+        panel.legend(frameon=False, loc="center right")
     panel.set_yscale("log", nonpositive="mask")
     finite = [number for number in (*numbers, *after) if 0 < number < math.inf]
     low, high = thresholds
@@ -219,7 +220,6 @@ def _draw_norms(
     _mark(panel, high, f"exploding: above {high:g}", _ALARM)
     panel.set_title("gradient norm", loc="left")
     panel.set_ylabel("L2 norm of all gradients")
-    panel.legend(frameon=False, loc="best")
 
 
 def _draw_entropies(panel: Any, layers: dict[int, dict[int, _Spread]], keys: list[int]) -> None:
@@ -232,10 +232,11 @@ def _draw_entropies(panel: Any, layers: dict[int, dict[int, _Spread]], keys: lis
         panel.fill_between([*steps], least, greatest, color=colour, alpha=0.12, lw=0)
     for count in keys:
         _mark(panel, math.log(count), f"uniform over {count} keys: {math.log(count):.2f}", _REFERENCE)
-    panel.set_ylim(0, panel.get_ylim()[1] * (1.04 if keys else 1))
+    low, high = panel.get_ylim()
+    panel.set_ylim(0 if low < high / 2 else low, high + (high - low) * 0.06)
     panel.set_title("entropy of attention: mean and range of the heads", loc="left")
     panel.set_ylabel("nats")
-    panel.legend(frameon=False, loc="lower left", ncols=2)
+    panel.legend(frameon=False, loc="best", ncols=2)
 
 
 def _draw_ratios(panel: Any, groups: dict[str, dict[int, float]]) -> None:
