@@ -10,7 +10,7 @@ from typing import Any
 from dualtrain._lazy import require
 
 _FEW = 30
-_NAMED = 8
+_NAMED = 14
 
 
 def new_figure(width: float, height: float) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dualtrain._lazy import require
 from dualtrain.errors import ArgumentValueError
 from dualtrain.logs._figure import new_figure, save
 from dualtrain.logs.reader import Log, read_log
@@ -39,7 +40,7 @@ def plot_attention(
         output: The picture; its ending decides the format (.png, .svg, .pdf).
         layers: Which layers. None: all.
         steps: Which steps. None: up to 6, evenly spaced from the first sample to the last.
-        head: Which head's map is drawn on a grid. None: the mean over heads.
+        head: The only head to be drawn. None: all of them, and on a grid their mean.
         grid: Rows and columns of patches; a class token before them is left out. None: a square, if
             the number of keys, or one less, is a square number. False: heads by keys in any case.
         title: What stands above the picture. None: model and backend, if the log tells them.
@@ -86,9 +87,7 @@ def _spaced(steps: list[int]) -> list[int]:
     return [steps[place] for place in sorted(places)]
 
 
-def _map_of(
-    per_key: Any, head: int | None, grid: tuple[int, int] | bool | None
-) -> tuple[Any, bool] | None:
+def _map_of(per_key: Any, head: int | None, grid: tuple[int, int] | bool | None) -> tuple[Any, bool] | None:
     """Return a layer's map in multiples of uniform attention, and whether it is an image's grid."""
     if per_key is None:
         return None
@@ -102,8 +101,8 @@ def _map_of(
     cells = shape[0] * shape[1]
     if keys - cells not in (0, 1):
         raise ArgumentValueError(
-            f"plot_attention(grid=...) takes the rows and columns of {keys} patches, or of {keys - 1} and a "
-            f"class token, but got {grid!r}."
+            f"plot_attention(grid=...) takes the rows and columns of {keys} patches, or of {keys - 1} and "
+            f"a class token, but got {grid!r}."
         )
     own = shares.mean(axis=0) if head is None else shares[head]
     return own[keys - cells :].reshape(shape), True
@@ -122,43 +121,40 @@ def _title_of(log: Log) -> str:
     return "attention" if None in told else f"attention: {told[0]} on {told[1]}"
 
 
-def _draw(
-    maps: list[list[tuple[Any, bool] | None]], names: list[str], steps: list[int], title: str
-) -> Any:
+def _draw(maps: list[list[tuple[Any, bool] | None]], names: list[str], steps: list[int], title: str) -> Any:
     known = [found for row in maps for found in row if found is not None]
     image = all(is_grid for _, is_grid in known)
     values = np.concatenate([shares[np.isfinite(shares)] for shares, _ in known])
     highest = float(np.percentile(values, _HIGHEST)) if values.size else 1.0
     lowest = float(values.min()) if image and values.size else 0.0
-    width = 1.45 if image else max(2.0, 12.0 / len(steps))
-    height = 1.45 if image else 1.35
-    figure = new_figure(1.5 + width * len(steps), 0.85 + height * len(maps))
-    panels = figure.subplots(len(maps), len(steps), squeeze=False)
+    width = 1.45 if image else max(1.6, 9.0 / len(steps))
+    figure = new_figure(1.5 + width * len(steps), 0.85 + 1.45 * len(maps))
+    # Where one key gets most of the attention, as a sentence's first often does, the others differ too.
+    scale = require("matplotlib.colors", extra="plot").PowerNorm(1.0 if image else 0.5, lowest, highest)
+    panels = [list(row) for row in figure.subplots(len(maps), len(steps), squeeze=False)]
+    bottom = panels[-1]
     picture = None
     for row, name, line in zip(panels, names, maps, strict=True):
         for panel, found in zip(row, line, strict=True):
             if found is not None:
                 shares, is_grid = found
+                aspect = "equal" if is_grid else "auto"
                 picture = panel.imshow(
-                    shares,
-                    cmap="magma",
-                    vmin=lowest,
-                    vmax=highest,
-                    aspect="equal" if is_grid else "auto",
-                    interpolation="nearest",
+                    shares, cmap="magma", norm=scale, aspect=aspect, interpolation="nearest"
                 )
-            panel.set_xticks([])
-            panel.set_yticks([])
+            if image:
+                panel.set_xticks([])
+                panel.set_yticks([])
+            panel.tick_params(labelsize="x-small", labelbottom=row is bottom, labelleft=panel is row[0])
         row[0].set_ylabel(name if image else f"{name}\nhead")
     for panel, step in zip(panels[0], steps, strict=True):
         panel.set_title(f"step {step}", fontsize="medium")
-    for panel in panels[-1]:
-        panel.set_xlabel("" if image else "key position")
+    for panel in () if image else bottom:
+        panel.set_xlabel("key position")
     if picture is not None:
-        bar = figure.colorbar(
-            picture, ax=panels, aspect=30, pad=0.02, extend="max" if values.max() > highest else "neither"
-        )
-        bar.set_label("attention that a patch gets" if image else "attention that a key gets")
-        bar.ax.yaxis.set_major_formatter("{x:g}×")
+        beyond = "max" if values.max() > highest else "neither"
+        every = [panel for row in panels for panel in row]
+        bar = figure.colorbar(picture, ax=every, aspect=30, pad=0.02, extend=beyond)
+        bar.set_label(f"attention that a {'patch' if image else 'key'} gets (uniform: 1)")
     figure.suptitle(title, x=0.01, ha="left", fontsize="large", fontweight="bold")
     return figure

@@ -175,16 +175,16 @@ def _draw_loss(
     rates: dict[int, tuple[float, ...]],
 ) -> None:
     for values, label, colour in ((losses, "loss", _FIRST), (evaluated, "eval_loss", _SECOND)):
-        if values:
+        if losses and values:
             numbers = [value[0] for value in values.values()]
             panel.plot([*values], numbers, color=colour, label=label, marker=marker_of(numbers), ms=3)
-    rate_panel = panel.twinx() if losses or evaluated else panel
+    rate_panel = panel.twinx() if losses else panel
     for group in range(max((len(rate) for rate in rates.values()), default=0)):
         numbers = [rate[group] if group < len(rate) else math.nan for rate in rates.values()]
-        label = "lr" if group == 0 else None
-        rate_panel.plot([*rates], numbers, color=_ALARM, lw=1.2, ls=_DASHED, label=label)
+        rate_panel.plot([*rates], numbers, color=_ALARM, lw=1.2, ls=_DASHED, label="lr")
     rate_panel.spines["top"].set_visible(False)
-    panel.set_title("loss and learning rate" if rates else "loss", loc="left")
+    drawn = (["loss"] if losses else []) + (["learning rate"] if rates else [])
+    panel.set_title(" and ".join(drawn), loc="left")
     panel.set_ylabel("loss")
     if rates:
         rate_panel.set_ylabel("learning rate")
@@ -207,12 +207,12 @@ def _draw_norms(
     if any(not math.isclose(a, b, rel_tol=1e-5) for a, b in zip(numbers, after, strict=True) if b == b):
         panel.plot([*norms], after, color=_SECOND, lw=1.2, label="grad_norm_clipped")
         panel.legend(frameon=False, loc="center right")
-    panel.set_yscale("log", nonpositive="mask")
     finite = [number for number in (*numbers, *after) if 0 < number < math.inf]
     low, high = thresholds
     floor = min([*finite, *([low] if low > 0 else [])], default=1.0) / 4
     ceiling = max([*finite, high], default=1.0) * 4
     panel.set_ylim(floor, ceiling)
+    panel.set_yscale("log", nonpositive="mask")
     if low > 0:
         panel.axhspan(floor, low, color=_ALARM, alpha=0.1, lw=0)
         _mark(panel, low, f"vanishing: below {low:g}", _ALARM, below=True)
@@ -236,7 +236,7 @@ def _draw_entropies(panel: Any, layers: dict[int, dict[int, _Spread]], keys: lis
     panel.set_ylim(0 if low < high / 2 else low, high + (high - low) * 0.06)
     panel.set_title("entropy of attention: mean and range of the heads", loc="left")
     panel.set_ylabel("nats")
-    panel.legend(frameon=False, loc="best", ncols=2)
+    _name_beside(panel)
 
 
 def _draw_ratios(panel: Any, groups: dict[str, dict[int, float]]) -> None:
@@ -250,7 +250,14 @@ def _draw_ratios(panel: Any, groups: dict[str, dict[int, float]]) -> None:
     panel.set_yscale("log", nonpositive="mask")
     panel.set_title("how far an update moves the weights", loc="left")
     panel.set_ylabel("update ratio")
-    panel.legend(frameon=False, loc="best", ncols=2)
+    _name_beside(panel)
+
+
+def _name_beside(panel: Any) -> None:
+    """Name the curves at the right of a panel, since they may be anywhere inside."""
+    panel.legend(
+        frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0
+    )
 
 
 def _mark(panel: Any, value: float, text: str, colour: str, *, below: bool = False) -> None:
@@ -266,4 +273,5 @@ def _mark(panel: Any, value: float, text: str, colour: str, *, below: bool = Fal
         va="top" if below else "bottom",
         color=colour,
         fontsize="small",
+        bbox={"facecolor": "white", "alpha": 0.6, "edgecolor": "none", "pad": 0.5},
     )

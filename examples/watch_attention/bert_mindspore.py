@@ -6,8 +6,8 @@ from typing import Any
 
 import mindspore
 import numpy as np
-from minilm import pretrained_weights
 from mindspore import Tensor, nn, ops
+from minilm import pretrained_weights
 
 MASKED = -1e9
 

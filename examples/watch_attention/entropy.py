@@ -23,7 +23,7 @@ def entropies(log_file: Path) -> dict[int, np.ndarray]:
 def draw(sampled: Mapping[str, Mapping[int, np.ndarray]], path: Path) -> Path:
     """Draw the entropies of the first and the last sample and their difference, a row an engine."""
     figure = Figure(figsize=(10.4, 0.9 + 2.0 * len(sampled)), layout="constrained")
-    panels = figure.subplots(len(sampled), 3, squeeze=False)
+    panels = [list(row) for row in figure.subplots(len(sampled), 3, squeeze=False)]
     shown = {}
     for engine, steps in sampled.items():
         first, last = min(steps), max(steps)
@@ -50,8 +50,8 @@ def draw(sampled: Mapping[str, Mapping[int, np.ndarray]], path: Path) -> Path:
                 panel.set_ylabel(f"{engine}\nlayer")
             if panel is row[1]:
                 levels = picture
-    figure.colorbar(levels, ax=panels[:, :2], pad=0.02, label="nats")
-    figure.colorbar(picture, ax=panels[:, 2], pad=0.02, label="nats")
+    figure.colorbar(levels, ax=[panel for row in panels for panel in row[:2]], pad=0.02, label="nats")
+    figure.colorbar(picture, ax=[row[2] for row in panels], pad=0.02, label="nats")
     figure.suptitle("MiniLM: entropy of attention by layer and head", x=0.01, ha="left", fontweight="bold")
     figure.savefig(path, dpi=110)
     return path

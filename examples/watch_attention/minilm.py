@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-LENGTH = 18  # tokens of a sentence, padded; neither a square nor one more, so that no map looks like an image
+LENGTH = 18  # tokens of a sentence, padded; neither a square nor one more: maps are no images
 RENAMED = (
     ("embeddings.word_embeddings", "words"),
     ("embeddings.position_embeddings", "positions"),
@@ -50,7 +50,8 @@ def pretrained_weights(classes: int, seed: int) -> dict[str, np.ndarray]:
     for unused in ("embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias"):
         del weights[unused]
     width = weights["words.weight"].shape[1]
-    weights["head.weight"] = np.random.default_rng(seed).normal(0, 0.02, (classes, width)).astype(np.float32)
+    head = np.random.default_rng(seed).normal(0, 0.02, (classes, width))
+    weights["head.weight"] = head.astype(np.float32)
     weights["head.bias"] = np.zeros(classes, np.float32)
     return weights
 

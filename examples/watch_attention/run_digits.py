@@ -61,7 +61,8 @@ def train(engine: str, steps: int, patch: int, seed: int, folder: Path) -> list[
         StopAfter(steps),
         dt.callbacks.StepLogger(log, log_interval=1),
     ]
-    dt.Model(network, loss_fn, optimizer, {"acc"}).fit(epochs, train_batches, test_batches, callbacks=callbacks)
+    model = dt.Model(network, loss_fn, optimizer, {"acc"})
+    model.fit(epochs, train_batches, test_batches, callbacks=callbacks)
 
     maps = dt.logs.read_log(attention).column("attention")
     print(f"\n{engine}: test accuracy {history.history['acc'][-1]:.2%} after {steps} steps")
