@@ -22,7 +22,7 @@ from data import load_batches
 import dualtrain as dt
 
 ENGINES = ("torch", "mindspore")
-LEARNING_RATE = 1e-3
+LEARNING_RATE = 2e-3
 GROUPS = {
     "embedding": r"^(embed|position)",
     **{f"attention {layer}": rf"^blocks\.{layer}\.(norm1|attention)" for layer in range(4)},
@@ -52,7 +52,7 @@ def train(engine: str, steps: int, patch: int, seed: int, folder: Path) -> list[
     history = dt.callbacks.MetricHistory()
     smart_trainer = dt.callbacks.SmartTrainer(patience=15, smoothing=0.8)
     callbacks = [
-        dt.callbacks.LearningRateWarmup(steps=20, start_factor=0.1),
+        dt.callbacks.LearningRateWarmup(steps=30, start_factor=0.1),
         smart_trainer,
         dt.callbacks.EarlyStopping("acc", patience=5),
         dt.callbacks.TransformerMonitor(log_file=attention, attention_interval=max(1, steps // 20)),
