@@ -54,7 +54,7 @@ clean:
 # Whatever is in .venv was installed from these two files as they are now.
 .venv/.installed: pyproject.toml constraints.txt | python
 	@echo 'Installing PyTorch, MindSpore and dualtrain into .venv: 1 to 4 GB to download, some minutes.'
-	@$(PIP_INSTALL) -e '.[torch,mindspore,plot,test,examples,lint]'
+	@$(PIP_INSTALL) -e '.[torch,mindspore,optuna,plot,test,examples,lint]'
 	@touch $@
 
 .venv/.installed-tox: constraints.txt .venv/.installed

@@ -67,7 +67,8 @@ def _pictures(logs: Sequence[Log], output: Path) -> Iterator[Path]:
         from dualtrain.logs.attention_plot import plot_attention
 
         which = f".{number}" if len(with_arrays) > 1 else ""
-        yield plot_attention(log, output.with_suffix(f".attention{which}{output.suffix}"))
+        name = f"{output.stem}.attention{which}{output.suffix or '.png'}"
+        yield plot_attention(log, output.with_name(name))
 
 
 def _of_one_monitored_run(logs: Sequence[Log]) -> bool:

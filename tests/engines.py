@@ -245,6 +245,16 @@ class TorchEngine:
 
         return torch.nn.CrossEntropyLoss(label_smoothing=smoothing)
 
+    def fragile(self) -> Any:
+        """Return a nested network in which a batch can make any of several places not finite."""
+        from networks_torch import Fragile
+
+        return Fragile()
+
+    def hooks(self, network: Any) -> int:
+        """Return the number of forward hooks on a network and its parts."""
+        return sum(len(module._forward_hooks) for module in network.modules())
+
 
 class MindSporeEngine:
     """MindSpore on the CPU, in one of its two modes."""
@@ -370,6 +380,14 @@ class MindSporeEngine:
         import mindspore
 
         return mindspore.nn.CrossEntropyLoss(label_smoothing=smoothing)
+
+    def fragile(self) -> Any:
+        from networks_mindspore import Fragile
+
+        return Fragile()
+
+    def hooks(self, network: Any) -> int:
+        return sum(len(cell._forward_hook) for _, cell in network.cells_and_names())
 
 
 ENGINES = {

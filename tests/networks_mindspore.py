@@ -156,3 +156,39 @@ class Tied(nn.Cell):
 
     def construct(self, x):
         return self.second(self.first(x))
+
+
+class Log(nn.Cell):
+    def construct(self, x):
+        return ops.log(x)
+
+
+class LogBlock(nn.Cell):
+    """A block that hands on the logarithm of its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Identity()
+        self.log = Log()
+
+    def construct(self, x):
+        return self.log(self.first(x))
+
+
+class Fragile(nn.Cell):
+    """A nested network with a place for each fault, a column of the input for each.
+
+    ``w * dropout(norm(x[:, 0])) + log(x[:, 1]) + sqrt(w * x[:, 2])``: 0 in the second makes the output of
+    ``block.log`` infinite, 0 in the third the gradient of ``w`` NaN.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.w = Parameter(Tensor(1.0, mindspore.float32), name="w")
+        self.norm = nn.BatchNorm1d(1)
+        self.dropout = nn.Dropout(p=0.5)
+        self.block = LogBlock()
+
+    def construct(self, x):
+        dropped = self.dropout(self.norm(x[:, 0:1]))
+        return self.w * dropped + self.block(x[:, 1:2]) + ops.sqrt(self.w * x[:, 2:3])

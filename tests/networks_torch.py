@@ -146,3 +146,39 @@ class Tied(torch.nn.Module):
 
     def forward(self, x):
         return self.second(self.first(x))
+
+
+class Log(torch.nn.Module):
+    def forward(self, x):
+        return torch.log(x)
+
+
+class LogBlock(torch.nn.Module):
+    """A block that hands on the logarithm of its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Identity()
+        self.log = Log()
+
+    def forward(self, x):
+        return self.log(self.first(x))
+
+
+class Fragile(torch.nn.Module):
+    """A nested network with a place for each fault, a column of the input for each.
+
+    ``w * dropout(norm(x[:, 0])) + log(x[:, 1]) + sqrt(w * x[:, 2])``: 0 in the second makes the output of
+    ``block.log`` infinite, 0 in the third the gradient of ``w`` NaN.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.tensor(1.0))
+        self.norm = torch.nn.BatchNorm1d(1)
+        self.dropout = torch.nn.Dropout(0.5)
+        self.block = LogBlock()
+
+    def forward(self, x):
+        dropped = self.dropout(self.norm(x[:, 0:1]))
+        return self.w * dropped + self.block(x[:, 1:2]) + torch.sqrt(self.w * x[:, 2:3])

@@ -13,7 +13,7 @@ from dualtrain.records import Record
 
 README = Path(__file__).parent.parent / "README.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-PROGRAMS = [block for block in BLOCKS if ".fit(" in block]
+PROGRAMS = [block for block in BLOCKS if "StopWhenGood()," in block]
 CALLBACKS = [block for block in BLOCKS if block.startswith("class ")]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
+from dualtrain.loop import is_due
 from dualtrain.triggers import positive_int
 
 METRIC_NAMES = frozenset(
@@ -80,13 +81,8 @@ def check_iterable(role: str, dataset: Any, *, passes: int) -> int | None:
 
 
 def evaluations_due(epoch: int, initial_epoch: int, valid_frequency: int | list[int]) -> int:
-    """Return how many evaluations a fit makes, at least 1."""
-    epochs = range(initial_epoch + 1, epoch + 1)
-    if isinstance(valid_frequency, list):
-        due = [number for number in epochs if number in valid_frequency]
-    else:
-        due = [number for number in epochs if number % valid_frequency == 0]
-    return max(len(due), 1)
+    """Return how many evaluations a fit makes."""
+    return sum(is_due(number, valid_frequency) for number in range(initial_epoch + 1, epoch + 1))
 
 
 def used_up(role: str) -> ArgumentValueError:
@@ -239,6 +235,17 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], Any]:
         f"with loss_fn a batch has to be (inputs..., label) or a mapping with a label, but got "
         f"{type(batch).__name__}{size}."
     )
+
+
+def first_array(batch: Any) -> Any:
+    """Return the first object with a shape and a dtype in a batch, or None."""
+    if hasattr(batch, "shape") and hasattr(batch, "dtype"):
+        return batch
+    if isinstance(batch, Mapping):
+        batch = batch.values()
+    elif not isinstance(batch, (tuple, list)):
+        return None
+    return next((array for item in batch if (array := first_array(item)) is not None), None)
 
 
 def label_last(batch: Mapping[str, Any]) -> tuple[str, ...]:

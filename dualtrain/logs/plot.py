@@ -39,7 +39,7 @@ def plot_logs(
     """
     read = [log if isinstance(log, Log) else read_log(log) for log in logs]
     every = list(dict.fromkeys(name for log in read for name in log.names))
-    there = [name for name in every if any(has_numbers(log, name) for log in read)]
+    there = [name for name in every if any(_has_numbers(log, name) for log in read)]
     if names is None:
         names = [name for name in there if name not in _NOT_DRAWN]
     drawn = [name for name in names if name in there]
@@ -61,7 +61,7 @@ def plot_logs(
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for name, panel in zip(drawn, panels, strict=False):
         for log, label in zip(read, labels, strict=True):
-            if has_numbers(log, name):
+            if _has_numbers(log, name):
                 _draw(panel, *log.column(name), label)
         panel.set_title(name)
         panel.set_xlabel("step")
@@ -72,23 +72,23 @@ def plot_logs(
     return save(figure, output, dpi=120)
 
 
-def has_numbers(log: Log, name: str) -> bool:
-    """Tell whether a value of a log is a number, or a tuple of them, in some row."""
-    return name in log.names and any(
-        isinstance(item, (int, float))
-        for value in log.column(name)[1]
-        for item in (value if isinstance(value, tuple) else (value,))
-    )
+def _has_numbers(log: Log, name: str) -> bool:
+    """Whether a column of a log is one of numbers; some hold texts, or a list of layers."""
+    if name not in log.names:
+        return False
+    values = [item for v in log.column(name)[1] for item in (v if isinstance(v, tuple) else (v,))]
+    return bool(values) and all(item is None or isinstance(item, (int, float)) for item in values)
 
 
 def _draw(panel: Any, steps: list[int], values: list[Any], label: str) -> None:
     marker = marker_of(steps)
     groups = max(len(v) if isinstance(v, tuple) else 1 for v in values)
     for group in range(groups):
-        series = [v[group : group + 1] if isinstance(v, tuple) else (v,) for v in values]
-        numbers = [v[0] if v and isinstance(v[0], (int, float)) else float("nan") for v in series]
+        series = [v[group] if isinstance(v, tuple) else v for v in values]
         name = label if groups == 1 else f"{label} group {group}"
-        panel.plot(steps, numbers, marker=marker, ms=3, label=name)
+        panel.plot(
+            steps, [float("nan") if v is None else v for v in series], marker=marker, ms=3, label=name
+        )
 
 
 def _labels(logs: Sequence[Log]) -> list[str]:

@@ -73,10 +73,12 @@ class ViT(nn.Cell):
         return self.head(self.norm(x).mean(1))
 
 
-def build(seed: int, learning_rate: float, patch: int = 4) -> tuple[Any, Any, Any]:
+def build(
+    seed: int, learning_rate: float, *, patch: int = 4, layers: int = 4, weight_decay: float = 0.0
+) -> tuple[Any, Any, Any]:
     """Return network, loss function and optimizer."""
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
-    network = ViT(patch)
+    network = ViT(patch, layers=layers)
     # A LayerNorm's gamma and beta are PyTorch's weight and bias.
     named = {
         parameter.name.replace("gamma", "weight").replace("beta", "bias"): parameter
@@ -86,4 +88,6 @@ def build(seed: int, learning_rate: float, patch: int = 4) -> tuple[Any, Any, An
     for name, parameter in named.items():
         parameter.set_data(Tensor(weights[name]))  # before the first step, else use ops.assign
     loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-    return network, loss_fn, nn.Adam(network.trainable_params(), learning_rate=learning_rate)
+    parameters = network.trainable_params()
+    optimizer = nn.Adam(parameters, learning_rate=learning_rate, weight_decay=weight_decay)
+    return network, loss_fn, optimizer

@@ -73,11 +73,14 @@ class ViT(nn.Module):
         return self.head(self.norm(x).mean(1))
 
 
-def build(seed: int, learning_rate: float, patch: int = 4) -> tuple[Any, Any, Any]:
+def build(
+    seed: int, learning_rate: float, *, patch: int = 4, layers: int = 4, weight_decay: float = 0.0
+) -> tuple[Any, Any, Any]:
     """Return network, loss function and optimizer."""
-    network = ViT(patch)
+    network = ViT(patch, layers=layers)
     shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     weights = initial_weights(shapes, seed)
     network.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
     loss_fn = nn.CrossEntropyLoss()
-    return network, loss_fn, torch.optim.Adam(network.parameters(), lr=learning_rate)
+    optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate, weight_decay=weight_decay)
+    return network, loss_fn, optimizer

@@ -45,21 +45,25 @@ class StopAfter:
 def train(engine: str, steps: int, patch: int, seed: int, folder: Path) -> list[Path]:
     """Train on one engine, and return the logs."""
     vit = importlib.import_module(f"vit_{engine}")
-    network, loss_fn, optimizer = vit.build(seed, LEARNING_RATE, patch)
+    network, loss_fn, optimizer = vit.build(seed, LEARNING_RATE, patch=patch)
     train_batches, test_batches = load_batches(seed)
     epochs = math.ceil(steps / len(train_batches))
     attention, parameters, log = (folder / f"{name}.jsonl" for name in ("attention", "parameters", "steps"))
     history = dt.callbacks.MetricHistory()
+    throughput = dt.callbacks.Throughput(interval=22)
     smart_trainer = dt.callbacks.SmartTrainer(patience=15, smoothing=0.8)
     callbacks = [
         dt.callbacks.LearningRateWarmup(steps=30, start_factor=0.1),
         smart_trainer,
+        dt.callbacks.NanGuard(),
         dt.callbacks.EarlyStopping("acc", patience=5),
         dt.callbacks.TransformerMonitor(log_file=attention, attention_interval=max(1, steps // 20)),
         dt.callbacks.ParameterMonitor(interval=5, patterns=GROUPS, log_file=parameters),
+        throughput,
         history,
         StopAfter(steps),
         dt.callbacks.StepLogger(log, log_interval=1),
+        dt.callbacks.ProgressBar(),
     ]
     model = dt.Model(network, loss_fn, optimizer, {"acc"})
     model.fit(epochs, train_batches, test_batches, callbacks=callbacks)

@@ -38,11 +38,14 @@ def train(engine: str, steps: int, learning_rate: float, seed: int, folder: Path
     callbacks = [
         dt.callbacks.LearningRateWarmup(steps=5, start_factor=0.2),
         dt.callbacks.SmartTrainer(patience=8, smoothing=0.5),
+        dt.callbacks.NanGuard(),
         dt.callbacks.EarlyStopping("acc", patience=10),
         dt.callbacks.TransformerMonitor(log_file=attention, attention_interval=len(train_batches)),
         dt.callbacks.ParameterMonitor(interval=max(1, steps // 16), patterns=GROUPS, log_file=parameters),
+        dt.callbacks.Throughput(interval=4, tokens=lambda batch: batch[0].size),
         history,
         dt.callbacks.StepLogger(log, log_interval=1),
+        dt.callbacks.ProgressBar(),
     ]
     model = dt.Model(network, loss_fn, optimizer, {"acc"})
     model.fit(epochs, train_batches, test_batches, callbacks=callbacks)

@@ -47,6 +47,7 @@ _OURS = frozenset(
         Capability.GRAD_NORM,
         Capability.PARAMETER_GRAD_NORMS,
         Capability.ACCUMULATION,
+        Capability.SKIP_NONFINITE,
     }
 )
 """What needs a train step of ours in place of MindSpore's own."""
@@ -140,7 +141,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         initial_epoch: int = 0,
     ) -> None:
         """Train up to ``epoch`` epochs, without evaluation. See ``dt.Model.train``."""
-        with self._training(epoch, train_dataset, callbacks, dataset_sink_mode, initial_epoch) as run:
+        with self._training(epoch, train_dataset, callbacks, dataset_sink_mode, initial_epoch, 0) as run:
             dataset, bridged = run
             super().train(epoch, dataset, bridged, dataset_sink_mode, sink_size, initial_epoch)
 
@@ -159,10 +160,12 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         """Train up to ``epoch`` epochs and evaluate in between. See ``dt.Model.fit``."""
         check_valid_frequency(valid_frequency)
         check_epochs(epoch, initial_epoch)
+        evaluations = 0
         if valid_dataset is not None:
             evaluations = evaluations_due(epoch, initial_epoch, valid_frequency)
-            valid_dataset = self._dataset("valid_dataset", valid_dataset, evaluations)
-        with self._training(epoch, train_dataset, callbacks, dataset_sink_mode, initial_epoch) as run:
+            valid_dataset = self._dataset("valid_dataset", valid_dataset, max(evaluations, 1))
+        sink = dataset_sink_mode
+        with self._training(epoch, train_dataset, callbacks, sink, initial_epoch, evaluations) as run:
             dataset, bridged = run
             super().fit(
                 epoch,
@@ -191,7 +194,13 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
 
     @contextmanager
     def _training(
-        self, epoch: int, train_dataset: Any, callbacks: Any, sink: bool, initial_epoch: int
+        self,
+        epoch: int,
+        train_dataset: Any,
+        callbacks: Any,
+        sink: bool,
+        initial_epoch: int,
+        evaluations: int,
     ) -> Iterator[tuple[Any, list[Any]]]:
         passes = check_epochs(epoch, initial_epoch)
         dataset = self._dataset("train_dataset", train_dataset, passes)
@@ -202,7 +211,8 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         check = None
         if self._train_step is not None and self._optimizer is not None:
             check = GradientCheck(self._network, self._step_cells[0], self._optimizer)
-        with set_data, self._run(callbacks, initial_epoch, sink, dataset, check) as (bridged, step):
+        run = self._run(callbacks, initial_epoch, sink, dataset, check, evaluations)
+        with set_data, run as (bridged, step):
             try:
                 yield dataset, bridged
             except BaseException as error:
@@ -226,6 +236,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         sink: bool,
         dataset: Any = None,
         check: GradientCheck | None = None,
+        evaluations: int | None = None,
     ) -> Iterator[tuple[list[Any], MindSporeStep]]:
         """Run our part of a train, fit or eval call; without a dataset it is an evaluation."""
         given = as_callbacks(callbacks)
@@ -243,10 +254,12 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
                 "when two threads train: use processes instead."
             )
         try:
-            cell = None if dataset is None else self._choose_step_cell(bus, dataset)
+            cell = None if dataset is None else self._choose_step_cell(bus, capabilities)
             step = MindSporeStep(
                 None if dataset is None else self._optimizer,
                 cell,
+                self._network,
+                getattr(self._native_network, "network", None),
                 lambda samples, function: self._sample_attention(context, samples, function),
             )
             context = RunContext(
@@ -255,12 +268,16 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
                 step=step,
                 initial_epoch=initial_epoch,
                 capabilities=capabilities,
+                callbacks=given,
+                evaluations=evaluations,
             )
             if cell is not None:
                 cell.listen(bus, context)
             interrupts = InterruptWatch()
             any_rank = BACKEND.any_rank if BACKEND.world_size() > 1 else None
-            run = BridgedRun(context, step, interrupts, self._eval_loss, any_rank, check)
+            run = BridgedRun(
+                context, step, interrupts, self._eval_loss, any_rank, check, bus.callback_times
+            )
             with interrupts.watching(), bus.lifecycle(context):
                 yield run.callbacks(given, bases), step
         finally:
@@ -292,9 +309,9 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         native = self._native_network
         return type(native) is nn.TrainOneStepCell and not native.sense_flag and not sink
 
-    def _choose_step_cell(self, bus: EventBus, dataset: Any) -> StepCell | None:
+    def _choose_step_cell(self, bus: EventBus, capabilities: frozenset[Capability]) -> StepCell | None:
         """Give Model our train step for this run if something in it needs it, else MindSpore's own."""
-        needed = {need for callback in bus.callbacks for need in getattr(callback, "needs", ())}
+        needed = bus.asked_for() & capabilities
         events = any(
             bus.emitter(event) is not None
             for event, capability in EVENT_CAPABILITY.items()
@@ -308,7 +325,11 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
             names = batch_norm_names(self._network)  # type: ignore[has-type]
             self._step_cell = StepCell(self._native_network, self._clip_norm, self._scaler, names)
             self._step_cell._jit_config_dict = self._native_network._jit_config_dict
-        self._step_cell.reset(self._accumulate_steps, Capability.PARAMETER_GRAD_NORMS in needed)
+        self._step_cell.reset(
+            self._accumulate_steps,
+            parameter_norms=Capability.PARAMETER_GRAD_NORMS in needed,
+            guarded=Capability.SKIP_NONFINITE in needed,
+        )
         self._train_network = self._step_cell
         return self._step_cell
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -32,7 +32,9 @@ from dualtrain.loop import run_evaluation, run_training
 from dualtrain.protocol import Capability, Native
 from dualtrain.signals import terminate_cleanly
 
-_MANUAL_DIFFERENCE = frozenset({Capability.ACCUMULATION, Capability.MANUAL_OPTIMIZATION})
+_MANUAL_DIFFERENCE = frozenset(
+    {Capability.ACCUMULATION, Capability.SKIP_NONFINITE, Capability.MANUAL_OPTIMIZATION}
+)
 
 
 class TorchModel:
@@ -141,13 +143,12 @@ class TorchModel:
             raise ArgumentValueError(NO_OPTIMIZER)
         bus = EventBus(callbacks, native_bases=callback_bases())
         train_batches = Batches("train_dataset", train_dataset, self._device, passes=passes)
-        evaluate = None
+        valid_batches = evaluate = None
+        evaluations = 0
         if valid_dataset is not None:
+            evaluations = evaluations_due(epoch, initial_epoch, valid_frequency)
             valid_batches = Batches(
-                "valid_dataset",
-                valid_dataset,
-                self._device,
-                passes=evaluations_due(epoch, initial_epoch, valid_frequency),
+                "valid_dataset", valid_dataset, self._device, passes=max(evaluations, 1)
             )
 
             def evaluate() -> None:
@@ -192,6 +193,8 @@ class TorchModel:
             step=step,
             initial_epoch=initial_epoch,
             capabilities=BACKEND.capabilities() ^ (frozenset() if self._automatic else _MANUAL_DIFFERENCE),
+            callbacks=bus.callbacks,
+            evaluations=evaluations,
         )
         bus.check_needs(context.capabilities, BACKEND.describe_mode())
         if not self._network.training:
@@ -199,6 +202,8 @@ class TorchModel:
         with (
             terminate_cleanly(),
             learning_rate_attribute([*self._optimizers.values()], step.learning_rate),
+            closing(train_batches),
+            nullcontext() if valid_batches is None else closing(valid_batches),
             bus.lifecycle(context),
             step.listening(bus, context),
         ):
@@ -233,9 +238,11 @@ class TorchModel:
             list_callback=bus.callbacks,
             dataset_sink_mode=False,
         )
-        context = RunContext(params, backend=BACKEND, capabilities=BACKEND.capabilities())
+        context = RunContext(
+            params, backend=BACKEND, capabilities=BACKEND.capabilities(), callbacks=bus.callbacks
+        )
         bus.check_needs(context.capabilities, BACKEND.describe_mode())
-        with terminate_cleanly(), bus.lifecycle(context):
+        with terminate_cleanly(), closing(batches), bus.lifecycle(context):
             self._evaluate(context, bus, batches)
         return dict(params["metrics"])
 
