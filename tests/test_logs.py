@@ -454,7 +454,7 @@ def test_reading_and_drawing_load_no_other_room_of_the_package():
     done = run_python(WHAT_IS_LOADED, LOG)
     assert done.returncode == 0, done.stderr
     reading, drawing, frameworks, pyplot = json.loads(done.stdout)
-    rooms = ["_lazy", "_version", "errors", "logs", "logs.plot", "logs.reader", "records"]
+    rooms = ["_lazy", "_version", "errors", "logs", "logs._figure", "logs.plot", "logs.reader", "records"]
     assert set(reading) <= {f"dualtrain.{room}" for room in rooms}
     assert set(drawing) <= {f"dualtrain.{room}" for room in rooms}
     assert "dualtrain.logs.reader" in reading
