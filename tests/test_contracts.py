@@ -121,6 +121,7 @@ def outcomes(tmp_path, monkeypatch, capsys):
         evaluations = [{"acc": 0.5, "eval_loss": 2.0}, {"acc": 0.25, "eval_loss": 3.0}]
         loop = FakeLoop([3.0, 0.0, float("nan"), 1.5, 0.5], epochs=2, lr=0.1, evaluations=evaluations)
         around = Surroundings()
+        capsys.readouterr()  # what a run that failed has left
         loop.run([around, *given])
         files = {path.name: timeless(path) for path in sorted(folder.iterdir())}
         printed = re.sub(r"\S+ steps/s", "", capsys.readouterr().out)
