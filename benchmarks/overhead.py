@@ -129,7 +129,7 @@ def parse() -> argparse.Namespace:
         "--clock",
         choices=CLOCKS,
         default="cpu",
-        help="cpu: all threads of the process, for a machine that does other things too; wall: for a quiet one",
+        help="cpu: of all threads of the process, for a busy machine; wall: for a quiet one",
     )
     parser.add_argument("--out", type=Path, default=Path("out/overhead"), help="a folder")
     return parser.parse_args()

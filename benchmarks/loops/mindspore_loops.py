@@ -133,7 +133,7 @@ def write(rows: Rows, step: int, outputs: Any, rate: Any) -> None:
 
 
 class Dataset:
-    """What Model asks of a ``mindspore.dataset``, without a pipeline, which would cost more than the rest."""
+    """What Model asks of a ``mindspore.dataset``, without a pipeline, which would cost most of all."""
 
     def __init__(self, data: TimedBatches) -> None:
         self._data = data
