@@ -30,7 +30,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from loops import ENGINES, TITLES
-from loops.common import CONDITIONS, NotApplicable, TimedBatches
+from loops.common import CLOCKS, CONDITIONS, NotApplicable, TimedBatches
 
 WORKLOADS = {
     "W0": "a network of one weight: the step is nearly nothing but overhead",
@@ -42,8 +42,6 @@ STEPS = {"W0": (50, 1000), "W1": (30, 400), "W2": (2, 10)}
 
 MONITORED_STEPS = 50
 """Steps to measure where something happens every so many steps only."""
-
-CLOCKS = ("cpu", "wall")
 
 PACKAGES = (
     "dualtrain",
@@ -125,11 +123,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--conditions", **names(CONDITIONS))
     parser.add_argument("--rounds", type=int, default=7, help="beside one to warm up")
     parser.add_argument("--steps", type=float, default=1.0, help="times the steps of a measurement")
+    clocks = "; ".join(f"{name}: {words}" for name, words in CLOCKS.items())
     parser.add_argument(
-        "--clock",
-        choices=CLOCKS,
-        default="cpu",
-        help="cpu: of all threads of the process, for a busy machine; wall: for a quiet one",
+        "--clock", choices=CLOCKS, default="cpu", help=f"for the table and the picture; {clocks}"
     )
     parser.add_argument("--out", type=Path, default=Path("out/overhead"), help="a folder")
     return parser.parse_args()
