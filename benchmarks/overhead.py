@@ -88,17 +88,28 @@ def main() -> None:
                 for worker in workers:
                     measure(worker, workload, options, samples[workload][worker.name])
             load.append(os.getloadavg()[0])
+            report(samples, about(options, started, load), options)
             print(f"round {round_ + 1} of {options.rounds}, {time.time() - started:.0f} s", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("Broken off.", file=sys.stderr)
     finally:
         for worker in workers:
             worker.stop()
-    result = {"about": about(options, started, load), "samples": samples, "summary": summary(samples)}
+    if not load:
+        return
+    result = report(samples, about(options, started, load), options)
     tables = "\n\n".join(table(workload, rows, options) for workload, rows in result["summary"].items())
     print(f"\n{tables}\n\n{sentence(result['about'])}")
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "overhead.json").write_text(json.dumps(result, indent=1) + "\n")
     draw(result["summary"], options)
     print(f"Written: {options.out / 'overhead.json'}, {options.out / 'overhead.png'}")
+
+
+def report(samples: dict[str, Any], about: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Return everything, and write it, so that a run that is broken off leaves what it has."""
+    result = {"about": about, "samples": samples, "summary": summary(samples)}
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "overhead.json").write_text(json.dumps(result, indent=1) + "\n")
+    return result
 
 
 def parse() -> argparse.Namespace:
@@ -273,8 +284,8 @@ def summary(samples: dict[str, Any]) -> dict[str, Any]:
 
 
 def add_up(kept: Any) -> dict[str, Any]:
-    if isinstance(kept, dict):
-        return kept  # why there is nothing
+    if not kept or isinstance(kept, dict):
+        return kept or {"skipped": "not measured yet"}
     result: dict[str, Any] = {"same": all(sample["same"] for sample in kept)}
     for clock in CLOCKS:
         pairs = [(sample["own"][clock], sample["bare"][clock]) for sample in kept]
