@@ -196,7 +196,7 @@ def reads_by_step(engine: Any, callbacks: Any, steps: int = 30) -> list[int]:
     counts: list[int] = []
     calls = Calls()
     if engine.framework == "torch":
-        from networks_torch import HostReads
+        from host_reads import HostReads
 
         with HostReads() as reads:
             marks = dict.fromkeys(range(steps), lambda: counts.append(reads.count))
