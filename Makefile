@@ -7,6 +7,9 @@ PYTHONS = python3.11 python3.12 python3.10 python3
 # Further options for pip, for instance --extra-index-url with PyTorch's CPU index.
 PIP_FLAGS ?=
 
+# How many processes run the tests, each a file at a time.
+JOBS ?= 2
+
 # Arguments for pytest, or of `make bench`: for instance ARGS="tests/test_bus.py -x".
 ARGS ?=
 
@@ -37,7 +40,7 @@ demo: .venv/.installed
 	$(BIN)/python examples/digits_vit/run.py
 
 test: .venv/.installed
-	DUALTRAIN_REQUIRE=torch,mindspore $(BIN)/python -m pytest $(ARGS)
+	DUALTRAIN_REQUIRE=torch,mindspore $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: .venv/.installed
 	$(BIN)/ruff check .
