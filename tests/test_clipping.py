@@ -265,3 +265,30 @@ def test_a_norm_adds_nothing_to_the_outputs(engine):
     seen = Seen(lambda c: (c.loss, np.shape(c.outputs.asnumpy())), needs=NORM)
     model.train(1, columns((3, 4)), seen)
     assert seen.values == [(7.0, ())]
+
+
+@pytest.mark.torch
+def test_the_norm_that_is_read_after_a_step_is_that_of_its_gradients_though_the_optimizer_overwrites_them():
+    """Nesterov momentum is added to the gradients in place: 3 and 4 would read as 5.7 and 7.6."""
+    import torch
+
+    engine = ENGINES["torch"]()
+    network = engine.plane()
+    optimizer = torch.optim.SGD(network.parameters(), 0.1, momentum=0.9, nesterov=True, foreach=True)
+    norms = Seen(lambda c: c.grad_norm)
+    dt.Model(network, engine.loss_fn(), optimizer).train(1, columns((3, 4), (3, 4)), norms)
+    assert norms.values == pytest.approx([5.0, 5.0])
+
+
+@pytest.mark.torch
+def test_the_norm_of_large_sparse_and_mixed_gradients():
+    """On a CPU, PyTorch's own norm of as many equal numbers is off by 1.5e-3."""
+    import torch
+
+    from dualtrain.backends.torch.norms import total_norm
+
+    assert float(total_norm([torch.full((2**25,), 1e-3)])) == pytest.approx(2**12.5 * 1e-3, rel=1e-4)
+    sparse = torch.sparse_coo_tensor([[1, 1, 2]], [1.0, 2.0, 4.0], (5,))  # 3 and 4 once it is summed
+    assert float(total_norm([sparse])) == 5.0
+    halves = [torch.full((2,), 3.0, dtype=torch.bfloat16), torch.full((2,), 4.0)]
+    assert float(total_norm(halves)) == pytest.approx(50**0.5)

@@ -581,7 +581,7 @@ def test_norms_of_large_tensors_are_exact(torch_engine):
     """torch's own norm is off by 2.6e-5 at two million numbers on a CPU, and by 2.3e-3 at 40 million."""
     import torch
 
-    from dualtrain.backends.torch.step import Norms
+    from dualtrain.backends.torch.norms import Norms
 
     tensors = [
         torch.randn(2_000_000),

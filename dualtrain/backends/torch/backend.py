@@ -8,8 +8,8 @@ import torch
 
 from dualtrain.backends._arguments import check_same_weights, first_array
 from dualtrain.backends.torch import distributed
+from dualtrain.backends.torch.norms import HALVES, Norms
 from dualtrain.backends.torch.optimizer import TorchLearningRate
-from dualtrain.backends.torch.step import HALVES, Norms
 from dualtrain.protocol import BatchShape, Capability, Native
 
 

@@ -22,6 +22,7 @@ from dualtrain.backends._contract import (
 from dualtrain.backends.torch import distributed
 from dualtrain.backends.torch.data import Batches
 from dualtrain.backends.torch.nonfinite import explain_nonfinite
+from dualtrain.backends.torch.norms import Norms, scale, total_norm
 from dualtrain.backends.torch.optimizer import Schedule, TorchLearningRate
 from dualtrain.backends.torch.probes import sample_attention
 from dualtrain.bus import EventBus
@@ -36,8 +37,6 @@ logger = logging.getLogger(__name__)
 _END = object()
 _UNKNOWN = object()
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-HALVES = (torch.float16, torch.bfloat16)
-_PIECE = 2**16
 
 
 class OutputTensor(torch.Tensor):
@@ -172,7 +171,9 @@ class TrainStep:
         self._before_optimizer_step = bus.emitter(Event.BEFORE_OPTIMIZER_STEP)
         self._after_optimizer_step = bus.emitter(Event.AFTER_OPTIMIZER_STEP)
         asked_for = bus.asked_for()
-        self._norm_needed = Capability.GRAD_NORM in asked_for
+        # Nesterov momentum is added to the gradients in place, so that after the step it is too late.
+        in_place = any(group.get("nesterov") for o in self._optimizers.values() for group in o.param_groups)
+        self._norm_needed = Capability.GRAD_NORM in asked_for or (in_place and bool(bus.callbacks))
         measuring = Capability.PARAMETER_GRAD_NORMS in asked_for and not self._automatic
         self._guarded = self._automatic and Capability.SKIP_NONFINITE in asked_for
         if self._guarded and distributed.world_size() > 1:
@@ -530,87 +531,6 @@ class TrainStep:
         kinds = torch.nn.modules.batchnorm._BatchNorm
         names = [name for name, module in self._network.named_modules() if isinstance(module, kinds)]
         warn_of_batch_norm(names, accumulate_steps)
-
-
-def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Return the L2 norm over all gradients, on their device; half precision is summed in float32."""
-    if not gradients:
-        return torch.zeros(())
-    if all(g.dtype in (torch.float32, torch.float64) for g in gradients):
-        norm: torch.Tensor = torch.nn.utils.get_total_norm(gradients)
-    else:
-        first = gradients[0].device
-        norms = [torch.linalg.vector_norm(g, dtype=torch.float32).to(first) for g in gradients]
-        norm = torch.linalg.vector_norm(torch.stack(norms))
-    return norm
-
-
-class Norms:
-    """The L2 norms of tensors, which stay on their devices until they are read.
-
-    Half precision is summed in float32.
-
-    Args:
-        tensors: The tensors; None counts as zeros.
-        exact_zeros: Only a tensor of zeros has a norm of zero, however small its numbers are.
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor | None], *, exact_zeros: bool = False) -> None:
-        pieces: dict[tuple[torch.device, bool], list[tuple[int, torch.Tensor]]] = {}
-        for i, tensor in enumerate(tensors):
-            if tensor is not None:
-                kind = tensor.device, tensor.dtype in HALVES
-                pieces.setdefault(kind, []).extend((i, piece) for piece in _pieces(tensor.detach()))
-        self._length = len(tensors)
-        self._owners = [i for members in pieces.values() for i, _ in members]
-        self._norms = [
-            _norms([piece for _, piece in members], half=half, exact_zeros=exact_zeros)
-            for (_, half), members in pieces.items()
-            if members
-        ]
-
-    @staticmethod
-    def read(*several: Norms) -> list[list[float]]:
-        """Return the norms of each, with one device sync for all of them."""
-        found = [norms for one in several for norms in one._norms]
-        values = iter(torch.cat([norms.to(found[0].device) for norms in found]).tolist() if found else ())
-        result = []
-        for one in several:
-            parts: list[list[float]] = [[] for _ in range(one._length)]
-            for owner, value in zip(one._owners, values, strict=False):
-                parts[owner].append(value)
-            result.append([math.hypot(*norms) for norms in parts])
-        return result
-
-
-def _pieces(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    if tensor.is_sparse:
-        tensor = tensor.coalesce().values()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    if tensor.numel() == 0:
-        return ()
-    # On the CPU torch sums one by one in float32: over 40 million numbers it is off by 0.2 %.
-    return torch.split(tensor.reshape(-1), _PIECE) if tensor.device.type == "cpu" else (tensor,)
-
-
-def _norms(pieces: list[torch.Tensor], *, half: bool, exact_zeros: bool) -> torch.Tensor:
-    norms = torch.stack(torch._foreach_norm(pieces, 2, dtype=torch.float32 if half else None))
-    if exact_zeros:
-        # Squares of numbers below 1e-23 are zero in float32, but the largest number is not. Elsewhere
-        # than on the CPU, to ask which norms are zero would be a sync.
-        on_cpu = norms.device.type == "cpu"
-        suspects = torch.nonzero(norms == 0).flatten().tolist() if on_cpu else range(len(pieces))
-        for i in suspects:
-            low, high = torch.aminmax(pieces[i])
-            norms[i] = torch.maximum(norms[i], torch.maximum(-low, high))
-    return norms
-
-
-def scale(gradients: list[torch.Tensor], factor: torch.Tensor | float) -> None:
-    """Multiply gradients in place; there may be none."""
-    if gradients:
-        torch._foreach_mul_(gradients, factor)
 
 
 def check_steps_without_closure(optimizer: Native) -> None:
