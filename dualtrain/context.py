@@ -367,9 +367,10 @@ class RunContext:
         """Describe the attention of each layer on the training batch at hand.
 
         It is taken from a forward pass of its own: in evaluation mode, without gradient, with
-        random state, buffers and the modules' attributes put back afterwards, and not compiled. So
-        training goes on as if nothing had been looked at. The weights are those of the moment: at
-        ``on_train_step_begin`` the ones that the step is about to use.
+        random state, buffers, frozen parameters and the modules' attributes put back afterwards, and not
+        compiled. So training goes on as if nothing had been looked at, unless the network, hooks on it
+        or ``train_step`` change what is not theirs, such as a global list. The weights are those of the
+        moment: at ``on_train_step_begin`` the ones that the step is about to use.
 
         Args:
             samples: How many samples of the batch are taken, the first ones; None: all. Batches
@@ -383,8 +384,8 @@ class RunContext:
         Raises:
             RunStateError: There is no training batch, or the engine cannot call the network alone.
 
-        Cost: a forward pass over ``samples`` samples, the probabilities of a few rows at a time,
-        and one device sync.
+        Cost: a forward pass over ``samples`` samples, the probabilities of a few rows at a time, a copy
+        of buffers and frozen parameters meanwhile, and one device sync (one for each of those copies).
         """
         if self._step is None or self._args.get("train_dataset_element") is None:
             raise RunStateError("attention() needs a batch of training: call it in a step's event.")

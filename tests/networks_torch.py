@@ -213,6 +213,15 @@ class Attending(torch.nn.Module):
         return self.out(self.dropout(self.norm(x)))[:, 0]
 
 
+class Frozen(dict):
+    """A mapping that refuses to be changed, as some libraries keep a network's settings in."""
+
+    def update(self, *args):
+        raise TypeError("a frozen mapping")
+
+    __setitem__ = clear = update
+
+
 class Changing(torch.nn.Module):
     """Changes itself and its surroundings in each forward pass, in many ways, and then may fail."""
 
@@ -229,6 +238,7 @@ class Changing(torch.nn.Module):
         self.calls = 0
         self.last = None
         self.history, self.by_call, self.kinds = [], {}, set()
+        self.settings = Frozen(width=8)
         self.fails = False
 
     def forward(self, x):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,8 @@ from dualtrain.backends._attention import calling_module, describe, not_probabil
 from dualtrain.protocol import AttentionLayer, Native
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}
+"""What a Cell may keep things in that is put back; subclasses may refuse to be changed."""
 
 
 def sample_attention(
@@ -58,10 +61,7 @@ def out_of_band(network: Native, *, training: bool = False) -> Iterator[None]:
     cells = [cell for _, cell in network.cells_and_names()]
     attributes = [dict(vars(cell)) for cell in cells]
     containers = [
-        (value, value.copy())
-        for own in attributes
-        for value in own.values()
-        if isinstance(value, (dict, list, set))
+        (value, value.copy()) for own in attributes for value in own.values() if type(value) in _CONTAINERS
     ]
     flags = [cell.training for cell in cells]
     values = [(p, p.asnumpy().copy()) for p in network.get_parameters() if not p.requires_grad]
@@ -88,7 +88,7 @@ def out_of_band(network: Native, *, training: bool = False) -> Iterator[None]:
             vars(cell).update(own)
         for container, content in containers:
             container.clear()
-            (container.extend if isinstance(container, list) else container.update)(content)
+            (container.update if hasattr(container, "update") else container.extend)(content)
         mindspore.set_context(mode=mode)
         random.setstate(states[0])
         np.random.set_state(states[1])

@@ -7,7 +7,7 @@ import math
 import random
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -25,7 +25,9 @@ _CHUNK = 1 << 22
 """Probabilities that are held at a time: 32 MiB of float64."""
 
 _SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
-_CONTAINERS = (dict, list, set, deque)
+_CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}
+"""What a module may keep things in that is put back; subclasses may refuse to be changed."""
+
 _MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 
 
@@ -86,11 +88,11 @@ def out_of_band(*networks: torch.nn.Module, training: bool = False) -> Iterator[
     parameters = [parameter for network in networks for parameter in network.parameters()]
     attributes = [dict(vars(module)) for module in modules]
     held = [value for own in attributes for value in own.values()]
-    containers = [(held_one, held_one.copy()) for held_one in held if isinstance(held_one, _CONTAINERS)]
+    containers = [(value, value.copy()) for value in held if type(value) in _CONTAINERS]
     buffers = [buffer for network in networks for buffer in network.buffers()]
     frozen = [parameter for parameter in parameters if not parameter.requires_grad]
     tensors = [*buffers, *frozen, *(v for v in held if isinstance(v, torch.Tensor))]
-    values = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    values = [(tensor, tensor.detach().clone()) for tensor in tensors if not tensor.is_meta]
     states = random.getstate(), np.random.get_state()
     try:
         with ExitStack() as stack:
@@ -110,7 +112,7 @@ def out_of_band(*networks: torch.nn.Module, training: bool = False) -> Iterator[
             vars(module).update(own)
         for container, content in containers:
             container.clear()
-            (container.extend if isinstance(container, (list, deque)) else container.update)(content)
+            (container.update if hasattr(container, "update") else container.extend)(content)
         with torch.no_grad():
             for tensor, value in values:
                 if not torch.equal(tensor, value):
