@@ -151,6 +151,14 @@ def test_loss_and_rate_have_an_axis_each(figures):
     assert (loss.get_ylabel(), rate.get_ylabel()) == ("loss", "learning rate")
 
 
+def test_a_loss_without_a_rate_has_one_axis(figures):
+    write(STEPS, (1, {"loss": 1.0, "eval_loss": 3.0}), (2, {"loss": 2.0}))
+    plot_monitor(STEPS, "run.png")
+    (panel,) = figures[0].axes
+    assert curves(panel) == {"loss": [[1, 1.0], [2, 2.0]], "eval_loss": [[1, 3.0]]}
+    assert titles(figures[0]) == ["loss"]
+
+
 def test_gradient_norms_are_drawn_with_the_thresholds(figures):
     plot_monitor(attention_log(), "run.png", grad_norm_threshold=0.01, explosion_threshold=50)
     panel = panel_of(figures[0], "gradient")
