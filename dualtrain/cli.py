@@ -1,4 +1,4 @@
-"""The command line: ``dualtrain show LOG`` and ``dualtrain plot LOG... [-o FILE.png]``."""
+"""The command line: ``dualtrain show``, ``dualtrain plot`` and ``dualtrain doctor``."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; None: those of the process.
 
     Returns:
-        The exit status: 0, 1 when a log cannot be read or drawn (with a sentence on stderr);
-        2 for wrong usage comes from argparse.
+        The exit status: 0, 1 when a log cannot be read or drawn (with a sentence on stderr) or when
+        ``doctor`` finds something wrong; 2 for wrong usage comes from argparse.
     """
-    parser = argparse.ArgumentParser(prog="dualtrain", description="Look at training logs.")
+    parser = argparse.ArgumentParser(
+        prog="dualtrain", description="Look at training logs, and at the installation."
+    )
     parser.add_argument("--version", action="version", version=f"dualtrain {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser("show", help="summarise a log: the run, its steps, each value")
@@ -38,7 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     plot.add_argument("logs", metavar="LOG", nargs="+")
     plot.add_argument("-o", "--output", metavar="FILE.png", default="dualtrain.png")
+    doctor = commands.add_parser("doctor", help="say what is installed, which devices work, what is wrong")
+    doctor.add_argument("--json", action="store_true", help="print facts and findings as JSON")
+    doctor.add_argument(
+        "--timeout", metavar="SECONDS", type=float, default=120.0, help="for a framework to answer (120)"
+    )
     arguments = parser.parse_args(argv)
+    if arguments.command == "doctor":
+        return _doctor(arguments.timeout, arguments.json)
     try:
         if arguments.command == "show":
             print("\n".join(_summary(read_log(arguments.log))))  # noqa: T201
@@ -50,6 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"dualtrain: {error}", file=sys.stderr)  # noqa: T201
         return 1
     return 0
+
+
+def _doctor(timeout: float, as_json: bool) -> int:
+    from dualtrain import doctor
+
+    facts = doctor.gather(timeout=timeout)
+    findings = doctor.check(facts)
+    print(doctor.as_json(facts, findings) if as_json else "\n".join(doctor.report(facts, findings)))  # noqa: T201
+    return int(any(finding.level == "problem" for finding in findings))
 
 
 def _pictures(logs: Sequence[Log], output: Path) -> Iterator[Path]:

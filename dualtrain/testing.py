@@ -306,7 +306,8 @@ class FakeLoop:
 
         def step(loss: float) -> float:
             assert self.learning_rate is not None
-            self.learning_rates.append(self.learning_rate.read())
+            rate = self.learning_rate.read()
+            self.learning_rates.append(rate)
             done = context.step_in_epoch or 0
             self.is_update_step = done == len(self.losses) or done % self.accumulate_steps == 0
             losses_of_window.append(loss)
@@ -320,7 +321,7 @@ class FakeLoop:
                 losses_of_window.clear()
                 if not self.step_skipped:
                     self.global_step += 1
-                    self._descend(self.learning_rate.read())
+                    self._descend(rate)
             return loss
 
         def evaluate() -> None:

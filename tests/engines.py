@@ -239,6 +239,12 @@ class TorchEngine:
 
         return torch.optim.Adam(network.parameters(), lr)
 
+    def attending(self) -> Any:
+        """Return a network from (n, tokens, 8) to (n,), with ``attention`` and a batch norm."""
+        from networks_torch import Attending
+
+        return Attending()
+
     def smooth_cross_entropy(self, smoothing: float = 0.0) -> Any:
         """Return a cross entropy that has ``label_smoothing``."""
         import torch
@@ -375,6 +381,11 @@ class MindSporeEngine:
         import mindspore
 
         return mindspore.nn.Adam(network.trainable_params(), lr)
+
+    def attending(self) -> Any:
+        from networks_mindspore import Attending
+
+        return Attending()
 
     def smooth_cross_entropy(self, smoothing: float = 0.0) -> Any:
         import mindspore

@@ -9,6 +9,7 @@ import json
 import operator
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,8 +52,8 @@ SETTINGS = {
         {"interval": 3, "patterns": ["w"], "log_file": "more.jsonl"},
     ),
     "ProgressBar": (
-        {"refreshes_per_sec": 2, "seconds_per_line": 5},
-        {"refreshes_per_sec": 1, "seconds_per_line": 9},
+        {"refreshes_per_sec": 2, "seconds_per_line": 5000},
+        {"refreshes_per_sec": 1, "seconds_per_line": 9000},
     ),
     "SmartTrainer": (
         {
@@ -151,11 +152,12 @@ class Surroundings(dt.Callback):
 
 
 @pytest.fixture
-def outcomes(tmp_path, monkeypatch):
+def outcomes(tmp_path, monkeypatch, capsys):
     """A function that runs callbacks in a folder of their own and returns what the run leaves.
 
     That is, for each callback, what is public of it and its state; the files, apart from times; and
-    what was seen around the callbacks at each step and afterwards, names of logged values among it.
+    what was seen around the callbacks at each step and afterwards, names of logged values among it, and
+    what was printed, apart from the speed.
     """
 
     def run(*given):
@@ -165,9 +167,17 @@ def outcomes(tmp_path, monkeypatch):
         evaluations = [{"acc": 0.5, "eval_loss": 2.0}, {"acc": 0.25, "eval_loss": 3.0}]
         loop = FakeLoop([3.0, 0.0, float("nan"), 1.5, 0.5], epochs=2, lr=0.1, evaluations=evaluations)
         around = Surroundings()
+        capsys.readouterr()  # what a run that failed has left
         loop.run([around, *given])
         files = {path.name: timeless(path) for path in sorted(folder.iterdir())}
-        effects = [around.seen, loop.learning_rates, around.loss_fn.label_smoothing, sorted(around.logged)]
+        printed = re.sub(r"\S+ steps/s", "", capsys.readouterr().out)
+        effects = [
+            around.seen,
+            loop.learning_rates,
+            around.loss_fn.label_smoothing,
+            sorted(around.logged),
+            printed,
+        ]
         return [(public(one), json.dumps(one.state_dict())) for one in given], files, effects
 
     return run

@@ -430,6 +430,20 @@ def test_an_overflow_of_mixed_precision_is_not_reported_but_a_bad_loss_is(engine
     assert warning.startswith("At step 3, epoch 1, batch 3, the loss is nan")
 
 
+def test_a_bad_window_is_counted_under_mixed_precision_too(torch_engine):
+    network, model = make(torch_engine, amp="fp16", accumulate_steps=2)
+    guard = NanGuard("skip")
+    model.train(1, batches((1, NAN), (1, 0), (1, 0), (1, 0)), guard)
+    assert (guard.skipped, torch_engine.value(network)) == (1, close(0.9))
+
+
+def test_clipping_leaves_the_gradients_that_are_named_as_they_are(torch_engine):
+    network, model = make(torch_engine, torch_engine.plane(), clip_norm=1.0)
+    spoil = At("on_gradients_ready", lambda c: network.b.grad.fill_(NAN))
+    with pytest.raises(NonFiniteError, match="the forward pass is finite: the gradients of b are not"):
+        model.train(1, columns((3, 4)), [spoil, NanGuard("raise")])
+
+
 # Where updates cannot be skipped.
 
 

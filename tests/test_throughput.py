@@ -304,3 +304,15 @@ def test_what_cannot_be_used_is_refused(arguments, error):
 
 def test_its_clock_is_monotonic():
     assert Throughput._clock is time.perf_counter
+
+
+def test_steps_that_come_in_chunks_count_as_what_they_are(clock):
+    """Where data is sunk to the device, a step event is for several batches."""
+    context = dt.RunContext(params := {"cur_step_num": 0, "cur_epoch_num": 1})
+    throughput = Throughput(4)
+    throughput.on_train_begin(context)
+    params["cur_step_num"] = 5
+    throughput.on_train_step_begin(context)
+    clock.pass_(10.0)
+    throughput.on_train_step_end(context)
+    assert (throughput.summary["steps"], throughput.summary["step_sec"]) == (5, 2.0)

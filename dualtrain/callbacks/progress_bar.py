@@ -83,7 +83,7 @@ class ProgressBar(Callback):
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         if self._every is not None:
-            self._steps += 1
+            self._steps = run_context.step_in_epoch or 0
             if self._every.due():
                 self._print(self._show, run_context)
 

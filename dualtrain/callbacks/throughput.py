@@ -72,6 +72,7 @@ class Throughput(Callback):
         self._summary = {}
         self._every = Every(steps=self.interval)
         self._every.reset(step=run_context.step or 0)
+        self._last_step = run_context.step or 0
         self._begin_interval(run_context)
         self._begin_lap(run_context)
 
@@ -123,7 +124,9 @@ class Throughput(Callback):
         return run_context.epoch is not None
 
     def _count(self, run_context: RunContext) -> None:
-        self._steps += 1
+        step = run_context.step or 0
+        self._steps += step - self._last_step  # more than one where data is sunk to the device
+        self._last_step = step
         batch = run_context.original_args().get("train_dataset_element")
         backend = run_context.backend
         first = None if backend is None else backend.batch_shape(batch)
