@@ -13,7 +13,6 @@ from dualtrain.logs import plot_attention, plot_logs, plot_monitor, read_log
 from dualtrain.records import Record
 from dualtrain.sinks import JsonlSink
 
-pytest.importorskip("matplotlib")
 ATTENTION, PARAMETERS, STEPS = Path("attention.jsonl"), Path("parameters.jsonl"), Path("steps.jsonl")
 META = {"model": "ViT", "backend": "torch"}
 
@@ -305,6 +304,22 @@ def test_a_layer_that_a_step_lacks_leaves_its_place_empty(figures):
     )
     plot_attention(ATTENTION, "maps.png")
     assert [len(panel.images) for panel in figures[0].axes[:4]] == [1, 0, 0, 1]
+
+
+def test_a_head_that_saw_nothing_is_left_out_of_the_mean(figures):
+    shares = per_key(16)
+    shares[0] = math.nan
+    write(ATTENTION, (1, {}, {"layer0": shares}))
+    plot_attention(ATTENTION, "maps.png")
+    assert maps(figures[0])[0][0] == pytest.approx(per_key(16)[1].reshape(4, 4) * 16)
+
+
+@pytest.mark.parametrize("keys", [16, 18])
+@pytest.mark.parametrize("value", [1.0, math.nan])
+def test_maps_without_any_difference_are_drawn(keys, value, figures):
+    write(ATTENTION, (1, {}, {"layer0": np.full((2, keys), value / keys, np.float32)}))
+    plot_attention(ATTENTION, "maps.png")
+    assert len(figures[0].axes[0].images) == 1
 
 
 @pytest.mark.parametrize(

