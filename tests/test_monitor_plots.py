@@ -48,10 +48,9 @@ def heads(layer, *entropies):
 
 
 def per_key(keys, shift=0):
-    """Return what each key gets, of two heads: a share that grows with the key's place, and the reverse."""
-    grown = np.arange(1, keys + 1) ** (1 + shift)
-    shares = (grown / grown.sum()).astype(np.float32)
-    return np.stack([shares, shares[::-1]])
+    """Return what each key gets, of two heads: shares that grow with the key's place, slowly and fast."""
+    grown = np.arange(1, keys + 1) ** np.array([[1 + shift], [2.0]])
+    return (grown / grown.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
 def attention_log(path=ATTENTION, steps=(1, 50, 100), keys=16):
