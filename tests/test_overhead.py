@@ -265,20 +265,18 @@ def test_memory_stays_the_same_over_two_thousand_steps(name: str) -> None:
 
 
 @pytest.mark.skipif(not IO.exists(), reason="only Linux counts a process's writes")
-@pytest.mark.torch
 def test_a_row_is_at_most_one_write_and_other_steps_write_nothing() -> None:
-    from engines import TorchEngine
+    """Over a whole run, since a thread may write later than the step that logs."""
 
     def writes(callbacks: Any) -> int:
-        counts: list[int] = []
-        marks = dict.fromkeys((100, 1100), lambda: counts.append(_system_calls_that_write()))
-        engine = TorchEngine()
-        train(engine, Marked(one_batch(engine), 1101, marks), callbacks)
-        return counts[1] - counts[0]
+        before = _system_calls_that_write()
+        FakeLoop([1.0] * 1000).run(callbacks)
+        return _system_calls_that_write() - before
 
-    assert writes(None) == 0
-    assert writes([Listener(), dt.callbacks.StepLogger("never.jsonl", 5000)]) == 0
-    assert 0 < writes([dt.callbacks.StepLogger("log.jsonl", 10)]) <= 100
+    assert writes([Listener()]) == 0
+    around = writes([dt.callbacks.StepLogger("never.jsonl", 5000)])
+    assert 0 < around <= 5
+    assert 0 < writes([dt.callbacks.StepLogger("log.jsonl", 10)]) <= 100 + around
 
 
 def _system_calls_that_write() -> int:

@@ -96,8 +96,6 @@ def objective(trial: optuna.Trial, settings: Settings) -> float:
 def work(worker: int, connection: Connection, settings: Settings) -> None:
     """Run one trial for each message, until the other end is closed."""
     quiet()
-    for engine in settings.engines:
-        import_module(f"vit_{engine}")  # here, where it holds up no trial's signs of life
     study = settings.study(worker)
     while True:
         try:

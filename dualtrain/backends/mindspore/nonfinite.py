@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
-import mindspore
 import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore.train.model import _pynative_executor
 
 from dualtrain.backends._contract import describe_nonfinite, not_repeatable
 from dualtrain.backends.mindspore.backend import BACKEND
+from dualtrain.backends.mindspore.probes import out_of_band
 from dualtrain.protocol import Native
-
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 def explain_nonfinite(network: nn.Cell, forward: nn.Cell | None, optimizer: Native, batch: Native) -> str:
@@ -43,10 +41,8 @@ def explain_nonfinite(network: nn.Cell, forward: nn.Cell | None, optimizer: Nati
             found.append((names[id(cell)], type(cell).__name__, is_finite(inputs)))
 
     gradients: list[str] = []
-    mode = mindspore.get_context("mode")
-    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     try:
-        with undisturbed(forward):
+        with out_of_band(forward, training=True):
             with ExitStack() as hooks:
                 for _, cell in forward.cells_and_names():
                     if cell is not forward or cell is network:
@@ -59,36 +55,12 @@ def explain_nonfinite(network: nn.Cell, forward: nn.Cell | None, optimizer: Nati
     except Exception as error:  # noqa: BLE001 - the user's forward; what is being told is another fault
         _pynative_executor.clear_res()  # an error inside a Cell leaves MindSpore recording
         return not_repeatable(f"{type(error).__name__}: {error}".splitlines()[0])
-    finally:
-        mindspore.set_context(mode=mode)
     return describe_nonfinite(
         parameter=parameter,
         module=found[0] if found else None,
         loss_is_finite=loss_is_finite,
         gradients=gradients,
     )
-
-
-@contextmanager
-def undisturbed(network: nn.Cell) -> Iterator[None]:
-    """Compute out of band: buffers and the random state are put back.
-
-    Dropouts let everything through meanwhile: the state of their random numbers is inside MindSpore's
-    kernels, where it can be neither read nor restored.
-    """
-    buffers = [(p, p.asnumpy().copy()) for p in network.get_parameters() if not p.requires_grad]
-    dropouts = [c for _, c in network.cells_and_names() if isinstance(c, _DROPOUTS) and c.training]
-    random_state = mindspore.get_rng_state()
-    for dropout in dropouts:
-        dropout.set_train(False)
-    try:
-        yield
-    finally:
-        for dropout in dropouts:
-            dropout.set_train()
-        for parameter, values in buffers:  # such as BatchNorm's
-            ops.assign(parameter, Tensor(values))
-        mindspore.set_rng_state(random_state)
 
 
 def is_finite(value: Native) -> bool:

@@ -9,12 +9,14 @@ from typing import Any
 
 import mindspore
 import numpy as np
-from mindspore import Tensor, ops
+from mindspore import Tensor, nn, ops
 from mindspore.common import _no_grad
 from mindspore.ops.function import nn_func
 
 from dualtrain.backends._attention import calling_module, describe, not_probabilities
 from dualtrain.protocol import AttentionLayer, Native
+
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 def sample_attention(
@@ -48,8 +50,10 @@ def out_of_band(network: Native, *, training: bool = False) -> Iterator[None]:
     """Let a network be called without a trace: gradients, random state, buffers, attributes, flags.
 
     It is called in PYNATIVE mode, whatever mode MindSpore is in: GRAPH mode shows nothing of what
-    happens inside, and a graph that is compiled already stays so. In evaluation mode, unless
-    ``training``: then each Cell is in the mode that it is in.
+    happens inside, and a graph that is compiled already stays so. In evaluation mode and without
+    gradients; or, for ``training``, each Cell in the mode that it is in, except that dropouts let
+    everything through: the state of their random numbers is inside MindSpore's kernels, where it can be
+    neither read nor put back.
     """
     cells = [cell for _, cell in network.cells_and_names()]
     attributes = [dict(vars(cell)) for cell in cells]
@@ -65,10 +69,15 @@ def out_of_band(network: Native, *, training: bool = False) -> Iterator[None]:
     mode = mindspore.get_context("mode")
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     try:
-        if not training:
-            network.set_train(False)
-        with _no_grad():
+        if training:
+            for cell in cells:
+                if isinstance(cell, _DROPOUTS):
+                    cell.set_train(False)
             yield
+        else:
+            network.set_train(False)
+            with _no_grad():
+                yield
     finally:
         for parameter, value in values:
             if not np.array_equal(parameter.asnumpy(), value, equal_nan=value.dtype.kind == "f"):

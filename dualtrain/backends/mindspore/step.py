@@ -17,8 +17,9 @@ from dualtrain.backends._contract import (
 )
 from dualtrain.backends.mindspore.cells import AccumulateCell, Kept, UpdateCell, has_gradient
 from dualtrain.backends.mindspore.data import Batches
-from dualtrain.backends.mindspore.nonfinite import explain_nonfinite, undisturbed
+from dualtrain.backends.mindspore.nonfinite import explain_nonfinite
 from dualtrain.backends.mindspore.optimizer import MindSporeLearningRate
+from dualtrain.backends.mindspore.probes import out_of_band
 from dualtrain.bus import Emitter, EventBus
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentValueError, RunStateError
@@ -359,7 +360,7 @@ class GradientCheck:
             self._check(batch)
 
     def _check(self, batch: Native) -> None:
-        with undisturbed(self._network):
+        with out_of_band(self._network, training=True):
             connected = has_gradient(self._cell, self._weights, tuple(batch))
         if not connected:
             raise ArgumentValueError(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-import numpy as np
 import torch
 
 from dualtrain.backends._contract import describe_nonfinite, not_repeatable
+from dualtrain.backends.torch.probes import out_of_band
 from dualtrain.protocol import Native
 
 
@@ -37,11 +35,13 @@ def explain_nonfinite(
         prefix = "" if parameter is None else f"parameter {parameter} is not finite already; "
         return prefix + not_repeatable("train_step makes its updates itself")
     modules = dict(network.named_modules())
+    roots = [network]
     if isinstance(loss_fn, torch.nn.Module):
+        roots.append(loss_fn)
         modules.update({f"loss_fn.{name}".rstrip("."): module for name, module in loss_fn.named_modules()})
     found: list[tuple[str, str, bool]] = []
     try:
-        with undisturbed(*modules.values()), ExitStack() as hooks, autocast():
+        with out_of_band(*roots, training=True), ExitStack() as hooks, autocast():
             for name, module in modules.items():
 
                 def hook(module: Any, inputs: Any, kwargs: Any, output: Any, name: str = name) -> None:
@@ -59,38 +59,6 @@ def explain_nonfinite(
         loss_is_finite=loss_is_finite,
         gradients=[name for name, p in network.named_parameters() if not is_finite(p.grad)],
     )
-
-
-@contextmanager
-def undisturbed(*modules: torch.nn.Module) -> Iterator[None]:
-    """Compute out of band: without gradient, and with buffers, flags and random states put back."""
-    flags = [(module, module.training) for module in modules]
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in modules
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    with ExitStack() as contexts:
-        for device in {p.device for module in modules for p in module.parameters(recurse=False)}:
-            if device.type != "cpu":
-                contexts.enter_context(torch.random.fork_rng([device.index], device_type=device.type))
-        contexts.enter_context(torch.random.fork_rng([]))
-        if "torch._dynamo" in sys.modules:  # something may be compiled, and hooks in it would not be called
-            contexts.enter_context(torch.compiler.set_stance("force_eager"))
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
-            with torch.no_grad():
-                for module, name, buffer, values in buffers:
-                    buffer.copy_(values)
-                    module._buffers[name] = buffer
-            for module, training in flags:
-                module.training = training
 
 
 def is_finite(value: Native) -> bool:

@@ -76,28 +76,31 @@ def unwrapped(network: torch.nn.Module) -> torch.nn.Module:
 
 
 @contextmanager
-def out_of_band(network: torch.nn.Module, *, training: bool = False) -> Iterator[None]:
-    """Let a network be called without a trace: gradients, random state, buffers, attributes, flags.
+def out_of_band(*networks: torch.nn.Module, training: bool = False) -> Iterator[None]:
+    """Let networks be called without a trace: gradients, random state, buffers, attributes, flags.
 
     What is compiled runs eagerly meanwhile. In evaluation mode, unless ``training``: then each module
     is in the mode that it is in.
     """
-    modules = list(network.modules())
+    modules = [module for network in networks for module in network.modules()]
+    parameters = [parameter for network in networks for parameter in network.parameters()]
     attributes = [dict(vars(module)) for module in modules]
     held = [value for own in attributes for value in own.values()]
     containers = [(held_one, held_one.copy()) for held_one in held if isinstance(held_one, _CONTAINERS)]
-    frozen = [parameter for parameter in network.parameters() if not parameter.requires_grad]
-    tensors = [*network.buffers(), *frozen, *(v for v in held if isinstance(v, torch.Tensor))]
+    buffers = [buffer for network in networks for buffer in network.buffers()]
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    tensors = [*buffers, *frozen, *(v for v in held if isinstance(v, torch.Tensor))]
     values = [(tensor, tensor.detach().clone()) for tensor in tensors]
     states = random.getstate(), np.random.get_state()
     try:
         with ExitStack() as stack:
-            stack.enter_context(_forked_random_state(network))
+            stack.enter_context(_forked_random_state(parameters))
             stack.enter_context(torch.no_grad())
             if "torch._dynamo" in sys.modules:  # to import it takes seconds, and nothing is compiled
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             if not training:
-                network.eval()
+                for network in networks:
+                    network.eval()
             yield
     finally:
         random.setstate(states[0])
@@ -114,12 +117,12 @@ def out_of_band(network: torch.nn.Module, *, training: bool = False) -> Iterator
                     tensor.copy_(value)
 
 
-def _forked_random_state(network: torch.nn.Module) -> Any:
-    kinds = {p.device.type for p in network.parameters()} - {"cpu", "meta"}
+def _forked_random_state(parameters: Sequence[torch.Tensor]) -> Any:
+    kinds = {p.device.type for p in parameters} - {"cpu", "meta"}
     if not kinds:
         return torch.random.fork_rng(devices=[])
     kind = kinds.pop()
-    devices = {p.device.index or 0 for p in network.parameters() if p.device.type == kind}
+    devices = {p.device.index or 0 for p in parameters if p.device.type == kind}
     return torch.random.fork_rng(devices=sorted(devices), device_type=kind)
 
 
