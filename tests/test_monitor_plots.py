@@ -13,7 +13,6 @@ from dualtrain.logs import plot_attention, plot_logs, plot_monitor, read_log
 from dualtrain.records import Record
 from dualtrain.sinks import JsonlSink
 
-pytest.importorskip("matplotlib")
 ATTENTION, PARAMETERS, STEPS = Path("attention.jsonl"), Path("parameters.jsonl"), Path("steps.jsonl")
 META = {"model": "ViT", "backend": "torch"}
 
@@ -49,10 +48,9 @@ def heads(layer, *entropies):
 
 
 def per_key(keys, shift=0):
-    """Return what each key gets, of two heads: a share that grows with the key's place, and the reverse."""
-    grown = np.arange(1, keys + 1) ** (1 + shift)
-    shares = (grown / grown.sum()).astype(np.float32)
-    return np.stack([shares, shares[::-1]])
+    """Return what each key gets, of two heads: shares that grow with the key's place, slowly and fast."""
+    grown = np.arange(1, keys + 1) ** np.array([[1 + shift], [2.0]])
+    return (grown / grown.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
 def attention_log(path=ATTENTION, steps=(1, 50, 100), keys=16):
@@ -149,6 +147,14 @@ def test_loss_and_rate_have_an_axis_each(figures):
     assert curves(loss) == {"loss": [[1, 1.0], [2, 0.5]]}
     assert curves(rate) == {"lr": [[1, 0.1], [2, 0.1]]}
     assert (loss.get_ylabel(), rate.get_ylabel()) == ("loss", "learning rate")
+
+
+def test_a_loss_without_a_rate_has_one_axis(figures):
+    write(STEPS, (1, {"loss": 1.0, "eval_loss": 3.0}), (2, {"loss": 2.0}))
+    plot_monitor(STEPS, "run.png")
+    (panel,) = figures[0].axes
+    assert curves(panel) == {"loss": [[1, 1.0], [2, 2.0]], "eval_loss": [[1, 3.0]]}
+    assert titles(figures[0]) == ["loss"]
 
 
 def test_gradient_norms_are_drawn_with_the_thresholds(figures):
@@ -297,6 +303,22 @@ def test_a_layer_that_a_step_lacks_leaves_its_place_empty(figures):
     )
     plot_attention(ATTENTION, "maps.png")
     assert [len(panel.images) for panel in figures[0].axes[:4]] == [1, 0, 0, 1]
+
+
+def test_a_head_that_saw_nothing_is_left_out_of_the_mean(figures):
+    shares = per_key(16)
+    shares[0] = math.nan
+    write(ATTENTION, (1, {}, {"layer0": shares}))
+    plot_attention(ATTENTION, "maps.png")
+    assert maps(figures[0])[0][0] == pytest.approx(per_key(16)[1].reshape(4, 4) * 16)
+
+
+@pytest.mark.parametrize("keys", [16, 18])
+@pytest.mark.parametrize("value", [1.0, math.nan])
+def test_maps_without_any_difference_are_drawn(keys, value, figures):
+    write(ATTENTION, (1, {}, {"layer0": np.full((2, keys), value / keys, np.float32)}))
+    plot_attention(ATTENTION, "maps.png")
+    assert len(figures[0].axes[0].images) == 1
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,8 @@ def _map_of(per_key: Any, head: int | None, grid: tuple[int, int] | bool | None)
             f"plot_attention(grid=...) takes the rows and columns of {keys} patches, or of {keys - 1} and "
             f"a class token, but got {grid!r}."
         )
-    own = shares.mean(axis=0) if head is None else shares[head]
+    real = shares[np.isfinite(shares).all(axis=1)]  # a head that saw nothing has NaN
+    own = shares[head or 0] if head is not None or not len(real) else real.mean(axis=0)
     return own[keys - cells :].reshape(shape), True
 
 
@@ -152,7 +153,7 @@ def _draw(maps: list[list[tuple[Any, bool] | None]], names: list[str], steps: li
     for panel in () if image else bottom:
         panel.set_xlabel("key position")
     if picture is not None:
-        beyond = "max" if values.max() > highest else "neither"
+        beyond = "max" if values.max(initial=0.0) > highest else "neither"
         every = [panel for row in panels for panel in row]
         bar = figure.colorbar(picture, ax=every, aspect=30, pad=0.02, extend=beyond)
         bar.set_label(f"attention that a {'patch' if image else 'key'} gets (uniform: 1)")

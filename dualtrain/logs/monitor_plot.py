@@ -178,21 +178,21 @@ def _draw_loss(
         if losses and values:
             numbers = [value[0] for value in values.values()]
             panel.plot([*values], numbers, color=colour, label=label, marker=marker_of(numbers), ms=3)
-    rate_panel = panel.twinx() if losses else panel
+    rate_panel = panel.twinx() if losses and rates else panel
     for group in range(max((len(rate) for rate in rates.values()), default=0)):
         numbers = [rate[group] if group < len(rate) else math.nan for rate in rates.values()]
         rate_panel.plot([*rates], numbers, color=_ALARM, lw=1.2, ls=_DASHED, label="lr")
     rate_panel.spines["top"].set_visible(False)
     drawn = (["loss"] if losses else []) + (["learning rate"] if rates else [])
     panel.set_title(" and ".join(drawn), loc="left")
-    panel.set_ylabel("loss")
+    panel.set_ylabel("loss", color=_FIRST)
+    if losses and evaluated:
+        panel.legend(frameon=False)
     if rates:
-        rate_panel.set_ylabel("learning rate")
+        rate_panel.set_ylabel("learning rate", color=_ALARM)
         rate_panel.set_ylim(bottom=0)
     if rate_panel is not panel:
         rate_panel.grid(False)
-        lines = [*panel.get_lines(), *rate_panel.get_lines()[:1]]
-        panel.legend(lines, [line.get_label() for line in lines], frameon=False, loc="upper right")
 
 
 def _draw_norms(

@@ -70,6 +70,10 @@ def train(engine: str, steps: int, patch: int, seed: int, folder: Path) -> list[
 
     maps = dt.logs.read_log(attention).column("attention")
     print(f"\n{engine}: test accuracy {history.history['acc'][-1]:.2%} after {steps} steps")
+    speed = throughput.summary
+    print(
+        f"  {speed['samples_per_sec']:.0f} images/s at the end; the slowest callback is {speed['slowest']}"
+    )
     for step, lr in smart_trainer.lr_history:
         print(f"  step {step}: SmartTrainer lowered the learning rate to {lr:.2g}")
     print("  mean entropy of attention, nats    " + "".join(f"layer {layer:<4}" for layer in range(4)))

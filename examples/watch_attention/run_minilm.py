@@ -42,7 +42,7 @@ def train(engine: str, steps: int, learning_rate: float, seed: int, folder: Path
         dt.callbacks.EarlyStopping("acc", patience=10),
         dt.callbacks.TransformerMonitor(log_file=attention, attention_interval=len(train_batches)),
         dt.callbacks.ParameterMonitor(interval=max(1, steps // 16), patterns=GROUPS, log_file=parameters),
-        dt.callbacks.Throughput(interval=4, tokens=lambda batch: batch[0].size),
+        dt.callbacks.Throughput(interval=4),
         history,
         dt.callbacks.StepLogger(log, log_interval=1),
         dt.callbacks.ProgressBar(),
