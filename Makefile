@@ -7,7 +7,10 @@ PYTHONS = python3.11 python3.12 python3.10 python3
 # Further options for pip, for instance --extra-index-url with PyTorch's CPU index.
 PIP_FLAGS ?=
 
-# Arguments for pytest, for instance ARGS="tests/test_bus.py -x".
+# How many processes run the tests, each a file at a time.
+JOBS ?= 2
+
+# Arguments for pytest, or of `make bench`: for instance ARGS="tests/test_bus.py -x".
 ARGS ?=
 
 BIN = .venv/bin
@@ -17,7 +20,7 @@ PIP_INSTALL = $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_
 GLOG_v ?= 3
 export GLOG_v
 
-.PHONY: help demo test lint core clean python
+.PHONY: help demo test lint core bench clean python
 .DEFAULT_GOAL := help
 
 help:
@@ -25,7 +28,9 @@ help:
 	@echo 'make test    run the tests on both frameworks; ARGS="..." goes to pytest'
 	@echo 'make lint    check style, types and who imports whom'
 	@echo 'make core    run the tests where no framework is installed (tox)'
-	@echo 'make clean   remove caches, .tox and what runs have written; .venv stays'
+	@echo 'make bench   measure what a step costs beside other trainers, which go into .venv-bench (minutes);'
+	@echo '             ARGS="--help" lists the options'
+	@echo 'make clean   remove caches, .tox and what runs have written; environments stay'
 	@echo
 	@echo 'PYTHON=...     the Python for .venv: 3.10, 3.11 or 3.12'
 	@echo 'PIP_FLAGS=...  options for pip: --extra-index-url with the address of the CPU index of'
@@ -35,7 +40,7 @@ demo: .venv/.installed
 	$(BIN)/python examples/digits_vit/run.py
 
 test: .venv/.installed
-	DUALTRAIN_REQUIRE=torch,mindspore $(BIN)/python -m pytest $(ARGS)
+	DUALTRAIN_REQUIRE=torch,mindspore $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: .venv/.installed
 	$(BIN)/ruff check .
@@ -46,10 +51,13 @@ lint: .venv/.installed
 core: .venv/.installed-tox
 	$(BIN)/tox run -e core
 
+bench: .venv-bench/.installed
+	.venv-bench/bin/python benchmarks/overhead.py $(ARGS)
+
 clean:
 	rm -rf .tox .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist out
 	rm -rf rank_* kernel_meta
-	find dualtrain tests examples -name __pycache__ -type d -exec rm -rf {} +
+	find dualtrain tests examples benchmarks -name __pycache__ -type d -exec rm -rf {} +
 
 # Whatever is in .venv was installed from these two files as they are now.
 .venv/.installed: pyproject.toml constraints.txt | python
@@ -59,6 +67,14 @@ clean:
 
 .venv/.installed-tox: constraints.txt .venv/.installed
 	@$(PIP_INSTALL) tox
+	@touch $@
+
+# The peers need packages of their own, so they get an environment of their own.
+.venv-bench/.installed: benchmarks/requirements.txt constraints.txt pyproject.toml | python
+	@echo 'Installing the peers, PyTorch, MindSpore and dualtrain into .venv-bench: some more GB.'
+	@test -x .venv-bench/bin/python || $(BIN)/python -m venv .venv-bench
+	@.venv-bench/bin/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS) \
+	  -c constraints.txt -r benchmarks/requirements.txt -e '.[torch,mindspore,plot]'
 	@touch $@
 
 # Make .venv if there is none that works, or say in one sentence what is missing.

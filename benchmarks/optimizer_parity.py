@@ -299,7 +299,7 @@ def main() -> None:
     """Print the tables as they are measured."""
 
     def say(line: str = "") -> None:
-        print(line, flush=True)  # noqa: T201
+        print(line, flush=True)
 
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "mindspore", "numpy"))
     say(f"{versions}, Python {sys.version.split()[0]}")

@@ -149,7 +149,7 @@ def main() -> None:
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of the sampler's multivariate
     studies = {name: [run(search, seed) for seed in seeds] for name, search in SEARCHES.items()}
     for line in tables(studies):
-        print(line)  # noqa: T201
+        print(line)
 
 
 if __name__ == "__main__":

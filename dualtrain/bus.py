@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 from weakref import WeakSet
 
@@ -46,6 +47,33 @@ class Emitter:
             raise
 
 
+class TimedEmitter(Emitter):
+    """An emitter that adds up how long the hooks of each callback take.
+
+    Args:
+        event, hooks: As for ``Emitter``.
+        times: Class name -> seconds, added to.
+    """
+
+    __slots__ = ("times",)
+
+    def __init__(self, event: Event, hooks: Sequence[tuple[Any, Hook]], times: dict[str, float]) -> None:
+        super().__init__(event, [(owner, self._timed(owner, hook)) for owner, hook in hooks])
+        self.times = times
+
+    def _timed(self, owner: Any, hook: Hook) -> Hook:
+        name = _name(owner)
+
+        def timed(context: RunContext, *extra: Any) -> None:
+            begin = perf_counter()
+            try:
+                hook(context, *extra)
+            finally:
+                self.times[name] = self.times.get(name, 0.0) + perf_counter() - begin
+
+        return timed
+
+
 class EventBus:
     """Dispatch events to callbacks, in the order of the list.
 
@@ -53,6 +81,12 @@ class EventBus:
         callbacks: One callback, a list or tuple of them, or None.
         native_bases: Callback base classes of frameworks: what a callback merely inherits
             from one of these is not a hook.
+        callback_times: Class name -> seconds, for a bus that is part of a larger one and is to add to its
+            ``callback_times``.
+
+    Attributes:
+        callback_times: How long the hooks of each class have taken; None where no callback asks for
+            ``Capability.CALLBACK_TIMES``.
 
     Raises:
         ArgumentTypeError: Something in the list is not a callback, or a hook cannot take
@@ -60,14 +94,29 @@ class EventBus:
         UnknownEventError: A callback has a public ``on_*`` method that names no event.
     """
 
-    def __init__(self, callbacks: Any = None, *, native_bases: tuple[type, ...] = ()) -> None:
+    def __init__(
+        self,
+        callbacks: Any = None,
+        *,
+        native_bases: tuple[type, ...] = (),
+        callback_times: dict[str, float] | None = None,
+    ) -> None:
         self.callbacks = as_callbacks(callbacks)
         bases = (Callback, *native_bases)
         plan: dict[Event, list[tuple[Any, Hook]]] = {event: [] for event in Event}
         for callback in self.callbacks:
             for event, hook in _hooks_of(callback, bases).items():
                 plan[event].append((callback, hook))
-        self._emitters = {event: Emitter(event, hooks) for event, hooks in plan.items() if hooks}
+        if callback_times is None and Capability.CALLBACK_TIMES in self.asked_for():
+            callback_times = {}
+        self.callback_times = callback_times
+        self._emitters = {
+            event: Emitter(event, hooks)
+            if callback_times is None
+            else TimedEmitter(event, hooks, callback_times)
+            for event, hooks in plan.items()
+            if hooks
+        }
 
     def emitter(self, event: Event) -> Emitter | None:
         """Return what calls the listeners of an event, or None where nobody listens."""
@@ -78,6 +127,15 @@ class EventBus:
         emitter = self._emitters.get(event)
         if emitter is not None:
             emitter(context)
+
+    def asked_for(self) -> frozenset[Capability]:
+        """Return what callbacks need, and what they want where the engine has it."""
+        return frozenset(
+            capability
+            for callback in self.callbacks
+            for attribute in ("needs", "wants")
+            for capability in getattr(callback, attribute, ())
+        )
 
     def check_needs(self, capabilities: frozenset[Capability], mode: str) -> None:
         """Refuse callbacks that need what the engine lacks.
@@ -122,6 +180,8 @@ class EventBus:
         """
         entered: list[Any] = []
         error: BaseException | None = None
+        if self.callback_times is not None:
+            context._callback_times = self.callback_times
         try:
             for callback in self.callbacks:
                 enter = getattr(callback, "__enter__", None)

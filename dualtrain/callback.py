@@ -21,6 +21,10 @@ class Callback:
     needs: frozenset[Capability] = frozenset()
     """What the engine must be able to do, checked at train begin."""
 
+    wants: frozenset[Capability] = frozenset()
+    """What the engine turns on for this callback where it has it, as for ``needs``, and is not refused
+    for where it lacks it."""
+
     def on_train_begin(self, run_context: RunContext) -> None:
         """Before the first epoch; no step has been taken."""
 

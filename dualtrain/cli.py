@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from dualtrain._version import __version__
 from dualtrain.errors import DualTrainError
 from dualtrain.logs.reader import Log, read_log
+
+_WIDTH = 28
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser("show", help="summarise a log: the run, its steps, each value")
     show.add_argument("log", metavar="LOG")
-    plot = commands.add_parser("plot", help="draw one or more logs as a picture")
+    plot = commands.add_parser(
+        "plot",
+        help="draw one or more logs as a picture",
+        description="Logs of several runs are compared, a line each. The logs of one run's monitors "
+        "become one picture of its health, and another of its attention: FILE.attention.png.",
+    )
     plot.add_argument("logs", metavar="LOG", nargs="+")
     plot.add_argument("-o", "--output", metavar="FILE.png", default="dualtrain.png")
     doctor = commands.add_parser("doctor", help="say what is installed, which devices work, what is wrong")
@@ -43,9 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "show":
             print("\n".join(_summary(read_log(arguments.log))))  # noqa: T201
         else:
-            from dualtrain.logs.plot import plot_logs
-
-            print(plot_logs(arguments.logs, arguments.output))  # noqa: T201
+            logs = [read_log(log) for log in arguments.logs]
+            for picture in _pictures(logs, Path(arguments.output)):
+                print(picture)  # noqa: T201
     except (DualTrainError, OSError, ValueError) as error:
         print(f"dualtrain: {error}", file=sys.stderr)  # noqa: T201
         return 1
@@ -61,6 +70,33 @@ def _doctor(timeout: float, as_json: bool) -> int:
     return int(any(finding.level == "problem" for finding in findings))
 
 
+def _pictures(logs: Sequence[Log], output: Path) -> Iterator[Path]:
+    """Draw logs: one picture of their values, and one for each that has arrays."""
+    if _of_one_monitored_run(logs):
+        from dualtrain.logs.monitor_plot import plot_monitor
+
+        yield plot_monitor(logs, output)
+    else:
+        from dualtrain.logs.plot import plot_logs
+
+        yield plot_logs(logs, output)
+    with_arrays = [(number, log) for number, log in enumerate(logs, 1) if log.arrays()]
+    for number, log in with_arrays:
+        from dualtrain.logs.attention_plot import plot_attention
+
+        which = f".{number}" if len(with_arrays) > 1 else ""
+        name = f"{output.stem}.attention{which}{output.suffix or '.png'}"
+        yield plot_attention(log, output.with_name(name))
+
+
+def _of_one_monitored_run(logs: Sequence[Log]) -> bool:
+    """Tell whether these are a monitor's log, perhaps beside others that log other things of its run."""
+    names = [set(log.names) - {"global_step"} for log in logs]
+    return len(set().union(*names)) == sum(map(len, names)) and any(
+        {"attention", "parameters"} & own for own in names
+    )
+
+
 def _summary(log: Log) -> list[str]:
     lines = [f"{log.path}: {len(log.records)} records"]
     if log.records:
@@ -72,15 +108,28 @@ def _summary(log: Log) -> list[str]:
         told = ("started", "model", "backend", "backend_version", "dualtrain", "python")
         lines.append("  ".join(f"{key} {log.meta[key]}" for key in told if log.meta.get(key) is not None))
     if log.records:
-        lines.append(f"{'value':<20}{'first':>14}{'last':>14}{'min':>14}{'max':>14}")
+        lines.append(f"{'value':<{_WIDTH}}{'first':>14}{'last':>14}{'min':>14}{'max':>14}")
     for name in log.names:
         values = log.column(name)[1]
         groups = max((len(v) for v in values if isinstance(v, tuple)), default=0)
         if not groups:
             lines += _row(name, values)
+        if any(isinstance(item, dict) for v in values if isinstance(v, tuple) for item in v):
+            lines += _table(values)
+            continue
         for group in range(groups):
             of_group = [v[group] for v in values if isinstance(v, tuple) and group < len(v)]
             lines += _row(f"{name} group {group}", of_group)
+    return lines
+
+
+def _table(tables: Sequence[Any]) -> list[str]:
+    """Summarise the numbers in a table by the means over its rows."""
+    rows = [[row for row in table if isinstance(row, dict)] for table in tables if isinstance(table, tuple)]
+    lines = []
+    for name in dict.fromkeys(name for table in rows for row in table for name in row):
+        of_steps = [[row[name] for row in table if isinstance(row.get(name), float)] for table in rows]
+        lines += _row(f"mean {name}", [sum(numbers) / len(numbers) for numbers in of_steps if numbers])
     return lines
 
 
@@ -90,4 +139,4 @@ def _row(name: str, values: Sequence[object]) -> list[str]:
         return []
     ordered = [v for v in numbers if v == v] or numbers  # NaN has no place in an order
     shown = (numbers[0], numbers[-1], min(ordered), max(ordered))
-    return [f"{name:<20}" + "".join(f"{number:>14.6g}" for number in shown)]
+    return [f"{name:<{_WIDTH}}" + "".join(f"{number:>14.6g}" for number in shown)]

@@ -85,6 +85,7 @@ class RunContext:
         self._metrics: Mapping[str, Any] = {}
         self._logged: dict[str, tuple[int, float]] = {}
         self._log_count = 0
+        self._callback_times: Mapping[str, float] = {}
         self._loss_key: tuple[Any, Any] = (None, self)  # equals no step
         self._loss: float | None = None
         self.event: Event | None = None
@@ -339,7 +340,7 @@ class RunContext:
 
     @property
     def step_skipped(self) -> bool:
-        """Whether this batch's update was skipped because its gradients overflowed."""
+        """Whether this batch's update was skipped because its gradients overflowed or were not finite."""
         return self._step is not None and self._step.step_skipped
 
     @property
@@ -407,6 +408,19 @@ class RunContext:
         """Unscale an optimizer's gradients, clip them if the Model has ``clip_norm``, and update."""
         self._manual_step().optimizer_step(optimizer)
 
+    def explain_nonfinite(self) -> str:
+        """Say, as part of a sentence, where the values of this training step stop being finite.
+
+        That is the first module whose output is not finite, or the parameters whose gradients are not;
+        "" where it is not known. In a distributed run call it on all ranks.
+
+        Cost: one more forward pass of this batch, with a device sync for each module. The network, its
+        buffers and its random numbers are left as they were.
+        """
+        return (
+            "" if self._step is None else self._step.explain_nonfinite(self._args["train_dataset_element"])
+        )
+
     @property
     def metrics(self) -> Mapping[str, Any]:
         """The results of the last evaluation; empty before the first."""
@@ -437,6 +451,15 @@ class RunContext:
             ) from error
         self._log_count += 1
         self._logged[name] = (self._log_count, number)
+
+    @property
+    def callback_times(self) -> Mapping[str, float]:
+        """Class name -> seconds that the hooks of callbacks of that class have taken in this run so far.
+
+        Empty where no callback of the run asks for ``Capability.CALLBACK_TIMES``. A hook counts when it
+        has returned. Callbacks that MindSpore ships are not measured.
+        """
+        return self._callback_times
 
     def logged_since(self, mark: int) -> tuple[int, dict[str, float]]:
         """Return what was logged after ``mark``, and the mark to pass next time (0 at first)."""

@@ -31,5 +31,9 @@ class LogInUseError(DualTrainError, OSError):
     """Another live run is writing the log file that was asked for."""
 
 
+class NonFiniteError(DualTrainError, FloatingPointError):
+    """A loss or gradients that are NaN or infinite, in a run that was asked to end by an error then."""
+
+
 class RunStateError(DualTrainError, RuntimeError):
     """Something was asked for at a moment when it cannot be had."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from dualtrain.bus import EventBus
@@ -50,17 +50,21 @@ def run_training(
         params["cur_epoch_num"] = number
         context._begin_epoch()
         bus.emit(Event.TRAIN_EPOCH_BEGIN, context)
-        for batch in batches:
-            params["cur_step_num"] += 1
-            params["train_dataset_element"] = batch
-            if step_begin is not None:
-                step_begin(context)
-            params["net_outputs"] = step(batch)
-            if step_end is not None:
-                step_end(context)
-            if agree(stop_requested()):
-                context._stop_as_agreed()
-                break
+        iterator = iter(batches)
+        try:
+            for batch in iterator:
+                params["cur_step_num"] += 1
+                params["train_dataset_element"] = batch
+                if step_begin is not None:
+                    step_begin(context)
+                params["net_outputs"] = step(batch)
+                if step_end is not None:
+                    step_end(context)
+                if agree(stop_requested()):
+                    context._stop_as_agreed()
+                    break
+        finally:
+            end_pass(iterator, batches)
         if evaluate is not None and is_due(number, valid_frequency):
             evaluate()
         bus.emit(Event.TRAIN_EPOCH_END, context)
@@ -102,21 +106,36 @@ def run_evaluation(
 
     bus.emit(Event.EVAL_BEGIN, context)
     bus.emit(Event.EVAL_EPOCH_BEGIN, context)
-    for batch in batches:
-        params["cur_step_num"] += 1
-        params["eval_dataset_element"] = batch
-        if step_begin is not None:
-            step_begin(context)
-        params["net_outputs"] = outputs = step(batch)
-        if step_end is not None:
-            step_end(context)
-        update(outputs)
-        if stop_requested() and not stopping:
-            break
+    iterator = iter(batches)
+    try:
+        for batch in iterator:
+            params["cur_step_num"] += 1
+            params["eval_dataset_element"] = batch
+            if step_begin is not None:
+                step_begin(context)
+            params["net_outputs"] = outputs = step(batch)
+            if step_end is not None:
+                step_end(context)
+            update(outputs)
+            if stop_requested() and not stopping:
+                break
+    finally:
+        end_pass(iterator, batches)
     bus.emit(Event.EVAL_EPOCH_END, context)
     finish()
     context._remember_metrics()
     bus.emit(Event.EVAL_END, context)
+
+
+def end_pass(iterator: Iterator[Any], batches: Iterable[Any]) -> None:
+    """Close an iterator over batches, however its pass has ended.
+
+    Otherwise a pass that an error ends stays open, with its files and worker processes, for as long
+    as somebody keeps the error. What is its own iterator is the caller's, and is left open.
+    """
+    close = getattr(iterator, "close", None)
+    if close is not None and iterator is not batches:
+        close()
 
 
 def is_due(epoch: int, valid_frequency: int | list[int]) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from dualtrain.events import Event
 
@@ -19,6 +19,14 @@ Native: TypeAlias = Any
 
 Rate: TypeAlias = float | tuple[float, ...]
 """A learning rate: one float, or one per parameter group when there are several."""
+
+
+class BatchShape(NamedTuple):
+    """What a batch's first array tells without its values."""
+
+    shape: tuple[int, ...]
+    integers: bool
+    """Whether it holds integers."""
 
 
 class Capability(str, Enum):
@@ -47,6 +55,16 @@ class Capability(str, Enum):
     ACCUMULATION = "accumulation"
     """``run_context.accumulate_steps`` can be set. Absent under manual optimisation, and in
     MindSpore where data is sunk or a native step does its own scaling."""
+
+    SKIP_NONFINITE = "skip_nonfinite"
+    """An update whose loss or gradients are not finite is not made, as in an overflow of mixed precision:
+    ``step_skipped`` is true, and weights, optimizer state, ``global_step`` and the learning rate's schedule
+    stay. Only in a run in which a callback asks for it. Absent under manual optimisation, and in MindSpore
+    where data is sunk or a native step does its own scaling."""
+
+    CALLBACK_TIMES = "callback_times"
+    """``run_context.callback_times`` says how long callbacks take. The event bus measures it, for any
+    engine, only in a run in which a callback asks for it."""
 
     EAGER = "eager"
     """Python runs in every step, so that an attribute of a network or loss function that a callback
@@ -172,6 +190,12 @@ class Backend(Protocol):
     def to_numpy(self, value: Native) -> Any:
         """Return a tensor's values as a numpy array of the same shape, on the host."""
 
+    def batch_shape(self, batch: Native) -> BatchShape | None:
+        """Return the shape of a batch's first array, also inside tuples, lists and mappings; no sync.
+
+        None where there is no array.
+        """
+
     def learning_rate(self, optimizer: Native) -> LearningRate:
         """Return the learning rate of an optimizer, to read and to write."""
 
@@ -237,7 +261,8 @@ class Step(Protocol):
 
     @property
     def step_skipped(self) -> bool:
-        """Whether the update of this batch was skipped, because its gradients overflowed."""
+        """Whether the update of this batch was skipped, because its gradients overflowed, or its loss or
+        gradients were not finite in a run with ``Capability.SKIP_NONFINITE``."""
 
     @property
     def loss_scale(self) -> float | None:
@@ -268,6 +293,13 @@ class Step(Protocol):
         """Return each trained parameter's gradient norm before clipping. One sync.
 
         None where this batch makes no update or they were not requested.
+        """
+
+    def explain_nonfinite(self, batch: Native) -> str:
+        """Say, as part of a sentence, where the values of this step stop being finite; "" if unknown.
+
+        Repeats the forward pass of the batch out of band; the network, its buffers and its random numbers
+        are left as if that had not been.
         """
 
     def zero_grad(self, optimizer: Native) -> None:

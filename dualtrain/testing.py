@@ -13,7 +13,7 @@ from dualtrain.errors import ArgumentValueError
 from dualtrain.events import LIFECYCLE, Event
 from dualtrain.loop import is_due, run_evaluation, run_training
 from dualtrain.model import Model
-from dualtrain.protocol import AttentionLayer, Backend, Capability, LearningRate, Rate
+from dualtrain.protocol import AttentionLayer, Backend, BatchShape, Capability, LearningRate, Rate
 
 
 class TracedEvent(NamedTuple):
@@ -128,6 +128,8 @@ class _FakeBackend:
                 Capability.GRAD_NORM,
                 Capability.PARAMETER_GRAD_NORMS,
                 Capability.ACCUMULATION,
+                Capability.SKIP_NONFINITE,
+                Capability.CALLBACK_TIMES,
                 Capability.EAGER,
                 Capability.THREADS,
             }
@@ -140,12 +142,16 @@ class _FakeBackend:
         return "0"
 
     def to_float(self, value: Any) -> float:
-        return float(value)
+        return float(value.mean() if hasattr(value, "mean") else value)
 
     def to_numpy(self, value: Any) -> Any:
         import numpy as np
 
         return np.asarray(value)
+
+    def batch_shape(self, batch: Any) -> BatchShape | None:
+        array = self.to_numpy(batch)
+        return BatchShape(array.shape, array.dtype.kind in "iu")
 
     def learning_rate(self, optimizer: Any) -> LearningRate:
         return _FakeLearningRate(float(optimizer))
@@ -178,6 +184,9 @@ class _FakeBackend:
 
 class FakeLoop:
     """Run callbacks through the real loop and bus, without a framework, with losses that you give.
+
+    Nothing is trained. Where a callback asks for ``Capability.SKIP_NONFINITE``, a window with a loss that
+    is not finite ends in a step that is skipped.
 
     Args:
         losses: The losses of an epoch's steps, the same in every epoch.
@@ -252,6 +261,10 @@ class FakeLoop:
             return None
         return {name: math.hypot(*self.gradients[name]) for name in self._moved}
 
+    def explain_nonfinite(self, batch: Any) -> str:
+        """There is no network to explain anything."""
+        return ""
+
     def zero_grad(self, optimizer: Any) -> None:
         """Do nothing."""
 
@@ -266,6 +279,7 @@ class FakeLoop:
         self.global_step, self.learning_rates, self.accumulate_steps = 0, [], 1
         self._moved = {name: list(values) for name, values in self.parameters.items()}
         self._requested = self._measured = False
+        self.step_skipped = False
         bus = EventBus(callbacks)
         params = CallbackParams(
             mode="train",
@@ -286,18 +300,28 @@ class FakeLoop:
             evaluations=0 if self.evaluations is None else due,
         )
         bus.check_needs(backend.capabilities(), backend.describe_mode())
+        guarded = Capability.SKIP_NONFINITE in bus.asked_for()
+        losses_of_window: list[float] = []
         results = iter(self.evaluations or ())
 
         def step(loss: float) -> float:
             assert self.learning_rate is not None
-            self.learning_rates.append(self.learning_rate.read())
+            rate = self.learning_rate.read()
+            self.learning_rates.append(rate)
             done = context.step_in_epoch or 0
             self.is_update_step = done == len(self.losses) or done % self.accumulate_steps == 0
-            self.global_step += self.is_update_step
+            losses_of_window.append(loss)
+            self.step_skipped = False
             self._measured = self._requested and self.is_update_step
             if self.is_update_step:
+                if guarded:
+                    finite = [math.isfinite(backend.to_float(one)) for one in losses_of_window]
+                    self.step_skipped = not all(finite)
                 self._requested = False
-                self._descend(self.learning_rate.read())
+                losses_of_window.clear()
+                if not self.step_skipped:
+                    self.global_step += 1
+                    self._descend(rate)
             return loss
 
         def evaluate() -> None:
@@ -387,6 +411,10 @@ def backend_contract(
         "on_train_epoch_end",
     ]
     assert_trace(recording, ["on_train_begin", *epoch * 2, "on_train_end", "on_teardown"])
+    assert losses.shapes == [tuple(batch[0].shape) for batch in batches] * 2, (
+        "batch_shape gives the shape of a batch's first array"
+    )
+    assert isinstance(losses.explanation, str), "a step's explain_nonfinite gives a text"
     assert len(losses.losses) == 2 * len(batches)
     assert all(isinstance(loss, float) for loss in losses.losses), "losses read as floats"
     exact = (
@@ -427,8 +455,14 @@ class _LossesOf(Callback):
         self.converted: list[Any] = []
         self.arrays: list[Any] = []
         self.parameters: dict[str, Any] = {}
+        self.shapes: list[Any] = []
+        self.explanation: Any = None
 
     def on_train_step_end(self, run_context: RunContext) -> None:
+        if run_context.step == 1:
+            self.explanation = run_context.explain_nonfinite()
+        told = self._backend.batch_shape(run_context.original_args()["train_dataset_element"])
+        self.shapes.append(None if told is None else tuple(told.shape))
         self.losses.append(run_context.loss)
         self.converted.append(self._backend.to_float(run_context.outputs))
         self.arrays.append(self._backend.to_numpy(run_context.outputs))

@@ -239,11 +239,27 @@ class TorchEngine:
 
         return torch.optim.Adam(network.parameters(), lr)
 
+    def attending(self) -> Any:
+        """Return a network from (n, tokens, 8) to (n,), with ``attention`` and a batch norm."""
+        from networks_torch import Attending
+
+        return Attending()
+
     def smooth_cross_entropy(self, smoothing: float = 0.0) -> Any:
         """Return a cross entropy that has ``label_smoothing``."""
         import torch
 
         return torch.nn.CrossEntropyLoss(label_smoothing=smoothing)
+
+    def fragile(self) -> Any:
+        """Return a nested network in which a batch can make any of several places not finite."""
+        from networks_torch import Fragile
+
+        return Fragile()
+
+    def hooks(self, network: Any) -> int:
+        """Return the number of forward hooks on a network and its parts."""
+        return sum(len(module._forward_hooks) for module in network.modules())
 
 
 class MindSporeEngine:
@@ -366,10 +382,23 @@ class MindSporeEngine:
 
         return mindspore.nn.Adam(network.trainable_params(), lr)
 
+    def attending(self) -> Any:
+        from networks_mindspore import Attending
+
+        return Attending()
+
     def smooth_cross_entropy(self, smoothing: float = 0.0) -> Any:
         import mindspore
 
         return mindspore.nn.CrossEntropyLoss(label_smoothing=smoothing)
+
+    def fragile(self) -> Any:
+        from networks_mindspore import Fragile
+
+        return Fragile()
+
+    def hooks(self, network: Any) -> int:
+        return sum(len(cell._forward_hook) for _, cell in network.cells_and_names())
 
 
 ENGINES = {

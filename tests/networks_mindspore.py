@@ -1,7 +1,10 @@
 """Networks and train steps of the tests, for MindSpore: in a file, since GRAPH mode reads their source."""
 
+import random
+
 import mindspore
-from mindspore import Parameter, Tensor, nn, ops
+import numpy as np
+from mindspore import Parameter, Tensor, mint, nn, ops
 
 
 class Weight(nn.Cell):
@@ -156,3 +159,125 @@ class Tied(nn.Cell):
 
     def construct(self, x):
         return self.second(self.first(x))
+
+
+class Log(nn.Cell):
+    def construct(self, x):
+        return ops.log(x)
+
+
+class LogBlock(nn.Cell):
+    """A block that hands on the logarithm of its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Identity()
+        self.log = Log()
+
+    def construct(self, x):
+        return self.log(self.first(x))
+
+
+class Fragile(nn.Cell):
+    """A nested network with a place for each fault, a column of the input for each.
+
+    ``w * dropout(norm(x[:, 0])) + log(x[:, 1]) + sqrt(w * x[:, 2])``: 0 in the second makes the output of
+    ``block.log`` infinite, 0 in the third the gradient of ``w`` NaN.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.w = Parameter(Tensor(1.0, mindspore.float32), name="w")
+        self.norm = nn.BatchNorm1d(1)
+        self.dropout = nn.Dropout(p=0.5)
+        self.block = LogBlock()
+
+    def construct(self, x):
+        dropped = self.dropout(self.norm(x[:, 0:1]))
+        return self.w * dropped + self.block(x[:, 1:2]) + ops.sqrt(self.w * x[:, 2:3])
+
+
+class CountedDropout(nn.Cell):
+    """Drop numbers by a count of its calls, which goes on in evaluation too.
+
+    Of nn.Dropout, MindSpore draws other numbers in a second run on the CPU, whatever the seed.
+    """
+
+    def __init__(self, width):
+        super().__init__()
+        self.calls = Parameter(Tensor(0.0, mindspore.float32), name="calls", requires_grad=False)
+        self.places = Tensor(np.arange(width), mindspore.float32)
+
+    def construct(self, x):
+        calls = ops.assign(self.calls, self.calls + 1)
+        return x * ((self.places * 7 + calls * 3) % 5 < 3).astype(mindspore.float32)
+
+
+class Attending(nn.Cell):
+    """Attention of two heads over rows of eight numbers, a batch norm and a dropout: one number each."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm = nn.BatchNorm1d(8)
+        self.dropout = CountedDropout(8)
+        self.no_dropout = nn.Dropout(p=0.0)
+        self.out = nn.Dense(8, 1)
+
+    def construct(self, x):
+        x = (x + self.attention(x, x, x)[0]).mean(1)
+        return self.out(self.no_dropout(self.dropout(self.norm(x))))[:, 0]
+
+
+class Softmax(nn.Cell):
+    """A softmax of some kind, along some axis."""
+
+    def __init__(self, kind, axis=-1):
+        super().__init__()
+        self.kind = kind
+        self.axis = axis
+        self.cell = nn.Softmax(axis)
+        self.operator = ops.Softmax(axis)
+
+    def construct(self, x):
+        if self.kind == "cell":
+            return self.cell(x)
+        if self.kind == "operator":
+            return self.operator(x)
+        if self.kind == "mint":
+            return mint.nn.functional.softmax(x, self.axis)
+        if self.kind == "method":
+            return x.softmax(self.axis)
+        return ops.softmax(x, self.axis)
+
+
+class Changing(nn.Cell):
+    """Changes itself and its surroundings in each forward pass, and then may fail."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.still = nn.SequentialCell(nn.BatchNorm1d(8), nn.Dropout(p=0.5))
+        self.target = Parameter(Tensor(np.ones(2), mindspore.float32), name="target", requires_grad=False)
+        self.calls = 0
+        self.last = None
+        self.history, self.by_call = [], {}
+        self.fails = False
+
+    def construct(self, x):
+        self.calls += 1
+        self.last = self.attention(x, x, x)[0]
+        self.history.append(self.last)
+        self.by_call[self.calls] = self.last
+        ops.assign(self.target, self.target * 2 + random.random() + np.random.random())
+        ops.rand(2)
+        if self.fails:
+            raise RuntimeError("this network fails")
+        return self.still(self.last.mean(1)).sum()
+
+
+def step_of_six(network, batch):
+    x, label = batch
+    if x.shape[0] != 6:
+        raise ValueError("this step takes six samples")
+    return ((network(x) - label) ** 2).mean()

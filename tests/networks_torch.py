@@ -1,5 +1,8 @@
 """Networks and train steps of the tests, for PyTorch."""
 
+import random
+
+import numpy as np
 import torch
 
 
@@ -146,3 +149,112 @@ class Tied(torch.nn.Module):
 
     def forward(self, x):
         return self.second(self.first(x))
+
+
+class Log(torch.nn.Module):
+    def forward(self, x):
+        return torch.log(x)
+
+
+class LogBlock(torch.nn.Module):
+    """A block that hands on the logarithm of its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Identity()
+        self.log = Log()
+
+    def forward(self, x):
+        return self.log(self.first(x))
+
+
+class Fragile(torch.nn.Module):
+    """A nested network with a place for each fault, a column of the input for each.
+
+    ``w * dropout(norm(x[:, 0])) + log(x[:, 1]) + sqrt(w * x[:, 2])``: 0 in the second makes the output of
+    ``block.log`` infinite, 0 in the third the gradient of ``w`` NaN.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.tensor(1.0))
+        self.norm = torch.nn.BatchNorm1d(1)
+        self.dropout = torch.nn.Dropout(0.5)
+        self.block = LogBlock()
+
+    def forward(self, x):
+        dropped = self.dropout(self.norm(x[:, 0:1]))
+        return self.w * dropped + self.block(x[:, 1:2]) + torch.sqrt(self.w * x[:, 2:3])
+
+
+class Calling(torch.nn.Module):
+    """A network that is a function of its inputs."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs):
+        return self.function(*inputs)
+
+
+class Attending(torch.nn.Module):
+    """Attention of two heads over rows of eight numbers, a batch norm and a dropout: one number each."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(8, 2, dropout=0.1, batch_first=True)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.dropout = torch.nn.Dropout(0.5)
+        self.out = torch.nn.Linear(8, 1)
+
+    def forward(self, x):
+        x = (x + self.attention(x, x, x)[0]).mean(1)
+        return self.out(self.dropout(self.norm(x)))[:, 0]
+
+
+class Changing(torch.nn.Module):
+    """Changes itself and its surroundings in each forward pass, in many ways, and then may fail."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.still = torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5)).eval()
+        self.target = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+        self.register_buffer("count", torch.zeros(2))
+        self.register_buffer("replaced", torch.zeros(2))
+        self.register_buffer("missing", None)
+        self.state = torch.zeros(2)
+        self.calls = 0
+        self.last = None
+        self.history, self.by_call, self.kinds = [], {}, set()
+        self.fails = False
+
+    def forward(self, x):
+        self.calls += 1
+        self.last = self.attention(x, x, x)[0]
+        self.history.append(self.last)
+        self.by_call[self.calls] = self.last
+        self.kinds.add(x.dtype)
+        self.added = torch.nn.Identity()
+        self.count += random.random()
+        self.state += np.random.random()
+        self.replaced = self.replaced + torch.rand(2)
+        self.missing = self.replaced
+        with torch.no_grad():
+            self.target.mul_(2)
+        norm = self.norm
+        mixed = torch.nn.functional.batch_norm(
+            self.last.mean(1), norm.running_mean, norm.running_var, norm.weight, norm.bias, training=True
+        )
+        if self.fails:
+            raise RuntimeError("this network fails")
+        return self.still(mixed).sum()
+
+
+def step_of_six(network, batch):
+    x, label = batch
+    if x.shape[0] != 6:
+        raise ValueError("this step takes six samples")
+    return ((network(x) - label) ** 2).mean()

@@ -317,6 +317,11 @@ if not child:
     sink.write(record(100))
     sink.flush()
     sink.close()
+    try:
+        inner.write(record(101))
+    except ValueError:
+        pass
+    inner.close()
     os.write(say, b"x")
     os.read(wait, 1)  # until the parent has begun the next log
     sys.exit(7)  # with all that is done at the end of an interpreter
@@ -338,6 +343,26 @@ def test_a_forked_child_neither_writes_nor_hangs_nor_holds_the_log():
     assert done.returncode == 0, done.stderr
     assert done.stdout == "7\n"
     assert steps() == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_an_error_that_is_waiting_is_the_parents(made):
+    later = threading.Event()
+    sink = made(Scripted(write_1=raising(OSError("no space")), write_2=later.set))
+    sink.write(record(1))
+    sink.write(record(2))
+    assert later.wait(LIMIT)
+    child = os.fork()
+    if not child:
+        try:
+            sink.flush()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with pytest.raises(OSError, match="no space"):
+        sink.flush()
 
 
 # The constructor.

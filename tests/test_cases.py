@@ -1,11 +1,14 @@
 """Small cases with known answers: a run's events, its ways to end, and what an evaluation leaves alone."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from engines import ENGINES, Recorder, batches, ones
 
 import dualtrain as dt
-from dualtrain.callbacks import StepLogger
+from dualtrain.callbacks import SmartTrainer, StepLogger
 
 TRAIN_STEP = ["on_train_step_begin", "on_train_step_end"]
 EVAL_STEP = ["on_eval_step_begin", "on_eval_step_end"]
@@ -337,6 +340,20 @@ def test_a_stream_is_begun_anew_after_an_epoch_that_was_left_early(engine):
         3.0,
         4.0,
     ]
+
+
+# What a row holds.
+
+
+def test_a_rate_that_is_a_tensor_is_logged_as_the_number_that_it_was_at_the_step(engine):
+    """It is changed after the fourth row was made, and before any row is in the file."""
+    network = engine.weight()
+    optimizer = engine.sgd(network, engine.as_tensor(np.float32(0.1)))
+    model = dt.Model(network, engine.loss_fn(), optimizer)
+    model.train(1, batches(*[(0.0, 1.0)] * 6), [StepLogger("log.jsonl", 1), SmartTrainer(3)])
+    rows = [json.loads(line) for line in Path("log.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["lr"] for row in rows] == pytest.approx([0.1] * 4 + [0.05] * 2, rel=1e-6)
+    assert all(type(row["lr"]) is float for row in rows)
 
 
 # What an evaluation gives.

@@ -27,10 +27,10 @@ META = {
 SUMMARY = """\
 log.jsonl: 3 records, steps 10 to 25, epochs 1 to 2
 started 2024-05-06T07:08:09+00:00  backend torch  backend_version 2.13.0  dualtrain 9.9  python 3.11.7
-value                        first          last           min           max
-global_step                     10            25            10            25
-loss                           0.5      0.123457      0.123457             2
-lr                           3e-10             0             0         3e-10
+value                                first          last           min           max
+global_step                             10            25            10            25
+loss                                   0.5      0.123457      0.123457             2
+lr                                   3e-10             0             0         3e-10
 """
 
 

@@ -6,8 +6,10 @@ A new callback is held against this as soon as it is public, and needs a line in
 import copy
 import inspect
 import json
+import operator
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,13 +42,18 @@ SETTINGS = {
     "LearningRateWarmup": ({"steps": 4, "start_factor": 0.5}, {"steps": 2, "start_factor": 0.25}),
     "LrCheck": ({"expected": [0.1, 0.1, 0.3], "rtol": 0.001}, {"expected": [0.1] * 9, "rtol": 0.1}),
     "MetricHistory": ({}, {}),
+    "NanGuard": ({"action": "skip"}, {"action": "skip"}),
+    "OptunaCallback": (
+        {"trial": ShownTrial({}), "metric_name": "acc"},
+        {"trial": ShownTrial({}), "metric_name": "eval_loss"},
+    ),
     "ParameterMonitor": (
         {"interval": 2, "patterns": {"all": "weight"}, "log_file": "parameters.jsonl"},
         {"interval": 3, "patterns": ["w"], "log_file": "more.jsonl"},
     ),
-    "OptunaCallback": (
-        {"trial": ShownTrial({}), "metric_name": "acc"},
-        {"trial": ShownTrial({}), "metric_name": "eval_loss"},
+    "ProgressBar": (
+        {"refreshes_per_sec": 2, "seconds_per_line": 5000},
+        {"refreshes_per_sec": 1, "seconds_per_line": 9000},
     ),
     "SmartTrainer": (
         {
@@ -106,6 +113,10 @@ SETTINGS = {
             "rank": "main",
         },
     ),
+    "Throughput": (
+        {"interval": 2, "tokens": operator.methodcaller("is_integer")},
+        {"interval": 3, "tokens": None},
+    ),
 }
 TIMES = ("timestamp", "elapsed_sec", "started")
 """What differs from run to run."""
@@ -126,6 +137,7 @@ class Surroundings(dt.Callback):
     def __init__(self):
         self.loss_fn = SimpleNamespace(label_smoothing=0.125)
         self.seen = []
+        self.logged = set()
 
     def on_train_begin(self, run_context):
         run_context.original_args()["loss_fn"] = self.loss_fn
@@ -133,14 +145,19 @@ class Surroundings(dt.Callback):
     def on_train_step_end(self, run_context):
         now = (run_context.step, run_context.lr, run_context.accumulate_steps, self.loss_fn.label_smoothing)
         self.seen.append(now)
+        names = run_context.logged_since(0)[1]
+        self.logged.update(
+            name for name in names if not name.startswith("callback_sec/")
+        )  # who is slow varies
 
 
 @pytest.fixture
-def outcomes(tmp_path, monkeypatch):
+def outcomes(tmp_path, monkeypatch, capsys):
     """A function that runs callbacks in a folder of their own and returns what the run leaves.
 
     That is, for each callback, what is public of it and its state; the files, apart from times; and
-    what was seen around the callbacks at each step and afterwards.
+    what was seen around the callbacks at each step and afterwards, names of logged values among it, and
+    what was printed, apart from the speed.
     """
 
     def run(*given):
@@ -150,9 +167,17 @@ def outcomes(tmp_path, monkeypatch):
         evaluations = [{"acc": 0.5, "eval_loss": 2.0}, {"acc": 0.25, "eval_loss": 3.0}]
         loop = FakeLoop([3.0, 0.0, float("nan"), 1.5, 0.5], epochs=2, lr=0.1, evaluations=evaluations)
         around = Surroundings()
+        capsys.readouterr()  # what a run that failed has left
         loop.run([around, *given])
         files = {path.name: timeless(path) for path in sorted(folder.iterdir())}
-        effects = [around.seen, loop.learning_rates, around.loss_fn.label_smoothing]
+        printed = re.sub(r"\S+ steps/s", "", capsys.readouterr().out)
+        effects = [
+            around.seen,
+            loop.learning_rates,
+            around.loss_fn.label_smoothing,
+            sorted(around.logged),
+            printed,
+        ]
         return [(public(one), json.dumps(one.state_dict())) for one in given], files, effects
 
     return run
@@ -201,7 +226,7 @@ def test_its_repr_shows_its_settings_and_makes_it_again(name):
     text = repr(callback)
     shown = ", ".join(f"{argument}={value!r}" for argument, value in SETTINGS[name][0].items())
     assert text == f"{name}({shown})"
-    again = eval(text, {name: getattr(callbacks, name)})
+    again = eval(text, {name: getattr(callbacks, name), "operator": operator})
     assert repr(again) == text
     assert public(again) == public(callback)
 
@@ -224,9 +249,9 @@ def test_its_events_are_events(name):
 
 @each
 def test_what_it_needs_are_capabilities(name):
-    needs = make(name).needs
-    assert isinstance(needs, frozenset)
-    assert all(isinstance(need, Capability) for need in needs)
+    for asked in (make(name).needs, make(name).wants):
+        assert isinstance(asked, frozenset)
+        assert all(isinstance(need, Capability) for need in asked)
 
 
 @each
@@ -344,7 +369,7 @@ def test_two_of_a_class_in_one_list_do_what_each_does_alone(name, outcomes):
 
 
 IMPORTED_ALONE = """
-import importlib, json, sys
+import importlib, json, operator, sys
 
 sys.path.insert(0, sys.argv[4])
 module, name, settings = sys.argv[1], sys.argv[2], eval(sys.argv[3])

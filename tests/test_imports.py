@@ -228,6 +228,7 @@ def test_asking_what_is_loaded_loads_nothing(tmp_path, monkeypatch):
         ("CapabilityError", RuntimeError),
         ("MissingDependencyError", ImportError),
         ("LogInUseError", OSError),
+        ("NonFiniteError", FloatingPointError),
         ("RunStateError", RuntimeError),
     ],
 )

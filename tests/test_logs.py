@@ -7,11 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import dualtrain as dt
 from dualtrain.errors import ArgumentValueError
-from dualtrain.logs import Log, plot_logs, read_log
+from dualtrain.logs import Log, plot_logs, read_log, read_ranks, reader
 from dualtrain.records import Record
 from dualtrain.sinks import JsonlSink
 from dualtrain.testing import FakeLoop
@@ -147,6 +148,117 @@ def test_run_information_that_a_killed_run_left_torn_does_not_hide_the_log(conte
     assert log.meta == {}
 
 
+# A log in parts, of several ranks, with arrays.
+
+
+def test_parts_read_as_one_in_order():
+    for name, steps in {"log": (5, 6), "log.part2": (2, 3), "log.part10": (4,), "log.part1": (1,)}.items():
+        write_log(f"{name}.jsonl", *[(step, {"loss": 1.0 / step}) for step in steps])
+    Path("log.part3.jsonl").write_bytes(b'{"step": 9, "lo')
+    Path("log.partial.jsonl").write_text("anything")
+    Path("other.part1.jsonl").write_text("anything")
+    log = read_log(LOG)
+    assert log.column("loss")[0] == [1, 2, 3, 4, 5, 6]
+    assert log.torn == ['{"step": 9, "lo']
+    assert log.path == LOG
+
+
+def test_a_file_that_becomes_a_part_while_it_is_read_is_read_once(monkeypatch):
+    """The run gives the file that has been opened the name of a part, and begins another two."""
+    write_log(LOG, (1, {"loss": 1.0}))
+    parts_of = reader.parts_of
+
+    def meanwhile(path):
+        content = LOG.rename("log.part1.jsonl").read_text()
+        for name in ("log.part2.jsonl", LOG):
+            Path(name).write_text(content.replace('"step": 1', '"step": 2'))
+        return parts_of(path)
+
+    monkeypatch.setattr(reader, "parts_of", meanwhile)
+    assert [record.step for record in read_log(LOG).records] == [1]
+
+
+def test_a_part_alone_can_be_read():
+    write_log(LOG, (2, {"loss": 0.5}))
+    write_log("log.part1.jsonl", (1, {"loss": 1.0}))
+    assert [record.step for record in read_log("log.part1.jsonl").records] == [1]
+
+
+def test_the_logs_of_several_ranks_are_read_by_rank():
+    for name, loss in {"log": 0.0, "log.rank1": 1.0, "log.rank10": 10.0, "log.rank2": 2.0}.items():
+        write_log(f"{name}.jsonl", (1, {"loss": loss}), meta={"rank": int(loss)})
+    write_log("log.rank1.part1.jsonl", (0, {"loss": 0.5}))
+    for name in ("log.rank.jsonl", "log.rank1.old.jsonl", "other.rank1.jsonl"):
+        Path(name).write_text("anything")
+    logs = read_ranks(str(LOG))
+    assert list(logs) == [0, 1, 2, 10]
+    assert {rank: log.column("loss")[1] for rank, log in logs.items()} == {
+        0: [0.0],
+        1: [0.5, 1.0],
+        2: [2.0],
+        10: [10.0],
+    }
+    assert [log.meta["rank"] for log in logs.values()] == [0, 1, 2, 10]
+
+
+def test_the_logs_of_ranks_are_read_though_that_of_rank_0_is_not_there():
+    write_log("log.rank1.jsonl", (1, {"loss": 1.0}))
+    assert list(read_ranks(LOG)) == [1]
+
+
+def test_missing_logs_of_ranks_are_missing():
+    with pytest.raises(FileNotFoundError, match=r"log\.jsonl"):
+        read_ranks(LOG)
+
+
+def test_arrays_are_read_by_step_when_they_are_asked_for():
+    sink = JsonlSink(LOG)
+    for step in (100, 20):
+        sink.write(Record(step, 1, "train", 0.0, {}, {"a/b": np.full((2, 2), step), "c": np.float32(0.5)}))
+    sink.close()
+    Path("log.jsonl.arrays/step-000000007.npz").write_text("torn")
+    Path("log.jsonl.arrays/step-000000008.npz.next").write_text("left by a killed run")
+    arrays = read_log(LOG).arrays()
+    assert list(arrays) == [7, 20, 100]
+    assert len(arrays) == 3
+    assert {name: array.tolist() for name, array in arrays[20].items()} == {"a/b": [[20, 20]] * 2, "c": 0.5}
+    assert 8 not in arrays
+    with pytest.raises(KeyError):
+        arrays[8]
+    assert repr(arrays) == "arrays of steps [7, 20, 100]"
+
+
+def test_a_log_without_arrays_has_none():
+    write_log(LOG, (1, {"loss": 1.0}))
+    assert dict(read_log(LOG).arrays()) == {}
+
+
+# Other programs.
+
+
+def run_with_nan():
+    FakeLoop([0.5, math.nan, 0.1 + 0.2], lr=3e-10).run(dt.callbacks.StepLogger(LOG, 1))
+
+
+def test_pandas_reads_a_log():
+    import pandas as pd
+
+    run_with_nan()
+    read = pd.read_json(LOG, lines=True)
+    assert read["step"].tolist() == [1, 2, 3]
+    assert read["loss"].tolist()[::2] == [0.5, pytest.approx(0.3, rel=1e-14)]
+    assert math.isnan(read["loss"][1])
+    assert read["lr"].tolist() == [pytest.approx(3e-10, rel=1e-14)] * 3
+
+
+def test_jq_reads_a_log():
+    import jq
+
+    run_with_nan()
+    rows = jq.compile("[.step, .loss, .lr, .nonfinite.loss]").input_text(LOG.read_text()).all()
+    assert rows == [[1, 0.5, 3e-10, None], [2, None, 3e-10, "nan"], [3, 0.1 + 0.2, 3e-10, None]]
+
+
 # Drawing.
 
 
@@ -184,8 +296,9 @@ def test_folders_for_the_picture_are_made():
     assert_png(plot_logs([LOG], "deep/folder/curve.png"))
 
 
-def test_counters_and_clocks_are_not_drawn_unless_they_are_asked_for():
-    curve(LOG, global_step=1, elapsed_sec=0.5, acc=0.25)
+def test_counters_clocks_and_lists_are_not_drawn_unless_they_are_asked_for():
+    layers = {"parameters": [{"group": "head", "grad_norm": 0.5}], "dead_gradients": ["head.bias"]}
+    curve(LOG, global_step=1, elapsed_sec=0.5, acc=0.25, **layers)
     assert texts_in(plot_logs([LOG], "all.svg")) == [
         *("step", "loss", "log"),
         *("step", "lr", "log"),
@@ -341,7 +454,7 @@ def test_reading_and_drawing_load_no_other_room_of_the_package():
     done = run_python(WHAT_IS_LOADED, LOG)
     assert done.returncode == 0, done.stderr
     reading, drawing, frameworks, pyplot = json.loads(done.stdout)
-    rooms = ["_lazy", "_version", "errors", "logs", "logs.plot", "logs.reader", "records"]
+    rooms = ["_lazy", "_version", "errors", "logs", "logs._figure", "logs.plot", "logs.reader", "records"]
     assert set(reading) <= {f"dualtrain.{room}" for room in rooms}
     assert set(drawing) <= {f"dualtrain.{room}" for room in rooms}
     assert "dualtrain.logs.reader" in reading

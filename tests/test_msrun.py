@@ -23,7 +23,7 @@ with open(f"{{os.getpid()}}.pid", "w"):
     pass  # whoever cleans up finds the process by it
 import mindspore
 from mindspore.communication import init
-from engines import ENGINES, batches, ones
+from engines import ENGINES, Seen, batches, ones
 import dualtrain as dt
 from dualtrain.backends import find_backend
 
@@ -82,7 +82,23 @@ train("graph", StopAt("on_train_step_end", 3, "enough"))
 train("evaluation", StopAt("on_eval_step_end", 1, "bad metric"), ones(2))
 train("native", mindspore.train.LambdaCallback(on_train_step_end=stop_on_rank_one))
 train("unstopped", dt.Callback())
+
+
+def guarded():
+    # Rank 1's second loss is NaN with a gradient of 3; the fourth's gradient is infinite on rank 0.
+    nan, inf = float("nan"), float("inf")
+    x, bad = 1.0 + 2.0 * rank, inf if rank == 0 else 3.0
+    pairs = ((x, 0), (x, nan if rank else 0), (x, 0), (bad, 0), (x, 0))
+    network, guard = engine.weight(), dt.callbacks.NanGuard("skip")
+    seen = Seen(lambda c: (c.step_skipped, engine.value(network)))
+    model = dt.Model(network, engine.loss_fn(), engine.sgd(network, 0.25))
+    model.train(1, batches(*pairs), [guard, seen])
+    return seen.values, guard.skipped
+
+
+told["guard graph"] = guarded()
 engine = ENGINES["mindspore-pynative"]()
+told["guard pynative"] = guarded()
 train("pynative", StopAt("on_train_step_end", 3))
 train("step_begin", StopAt("on_train_step_begin", 2, "enough"))
 with open(f"rank{{rank}}.json", "w") as file:
@@ -191,6 +207,12 @@ def test_a_stop_on_one_rank_stops_both_at_the_same_step(told, name):
 def test_the_ranks_train_the_same_weight(told, name):
     weight = 1.0 - 0.5 * RUNS[name][1]
     assert [of_rank[name]["weight"] for of_rank in told] == [weight, weight]
+
+
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
+def test_the_ranks_skip_the_same_updates(told, mode):
+    rows = [[False, 0.5], [True, 0.5], [False, 0.0], [True, 0.0], [False, -0.5]]
+    assert [of_rank[f"guard {mode}"] for of_rank in told] == [[rows, 2]] * 2
 
 
 @pytest.mark.parametrize(

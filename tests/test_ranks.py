@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 SCRIPT = """
-import sys
+import json, sys
 sys.path.insert(0, {tests!r})
 import torch
 import torch.distributed as dist
-from engines import ENGINES, ones
+from engines import ENGINES, Seen, batches, ones
 import dualtrain as dt
 
 dist.init_process_group("gloo")
@@ -34,6 +34,22 @@ class StopOnRankOne(dt.Callback):
 logger = dt.callbacks.StepLogger("log.jsonl", 1, rank={rank!r})
 model = dt.Model(network, engine.loss_fn(), engine.sgd(network))
 model.train(2, ones(5), [logger, StopOnRankOne()])
+
+# Rank 1's second loss is NaN with a gradient of 1; the fourth's gradient is infinite on rank 0.
+nan, inf, on = float("nan"), float("inf"), dist.get_rank()
+data = batches((1, 0), (1, nan if on == 1 else 0), (1, 0), (inf if on == 0 else 1, 0), (1, 0))
+network = torch.nn.parallel.DistributedDataParallel(engine.weight())
+model = dt.Model(network, engine.loss_fn(), engine.sgd(network, 0.25))
+guard = dt.callbacks.NanGuard("skip")
+weights = Seen(lambda c: (c.step_skipped, engine.value(network.module)))
+model.train(1, data, [guard, weights])
+told = [weights.values, guard.skipped]
+try:
+    model.train(1, data, dt.callbacks.NanGuard("raise"))
+except dt.errors.NonFiniteError as error:
+    told.append(str(error))
+with open(f"guard{{on}}.json", "w") as file:
+    json.dump(told, file)
 dist.destroy_process_group()
 """
 
@@ -59,6 +75,14 @@ def test_two_gloo_processes(rank: str, logs: list[str], tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "rank0.txt").read_text() == "(0, 2, True, 3)"
     assert (tmp_path / "rank1.txt").read_text() == "(1, 2, False, 3)"
+    skips = [json.loads((tmp_path / f"guard{number}.json").read_text()) for number in (0, 1)]
+    rows = [[False, 0.75], [True, 0.75], [False, 0.5], [True, 0.5], [False, 0.25]]
+    assert [told[:2] for told in skips] == [[rows, 2]] * 2
+    assert skips[0][2] == (
+        "At step 2, epoch 1, batch 2, the loss of another rank is not finite: the forward pass and the "
+        "gradients of this batch alone are finite."
+    )
+    assert skips[1][2].startswith("At step 2, epoch 1, batch 2, the loss is nan: ")
     assert sorted(p.name for p in tmp_path.glob("*.jsonl")) == logs
     for log in logs:
         rows = [json.loads(line) for line in (tmp_path / log).read_text().splitlines()]

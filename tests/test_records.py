@@ -174,8 +174,17 @@ def test_records_copy_and_pickle(duplicate):
     assert twin.values is not made.values
 
 
+def test_arrays_are_no_part_of_the_line_nor_of_what_makes_records_equal():
+    made = Record(1, 1, "train", 0.0, {"loss": 0.5}, {"a": [1, 2]})
+    assert made.arrays == {"a": [1, 2]}
+    assert made.to_json() == '{"step": 1, "epoch": 1, "loss": 0.5, "timestamp": 0.0}'
+    assert made == Record(1, 1, "train", 0.0, {"loss": 0.5})
+    assert copy.deepcopy(made).arrays == {"a": [1, 2]}
+
+
 def test_records_without_values_do_not_share_them():
     one = Record(step=1, epoch=1, mode="train", time=0.0)
     two = Record(step=2, epoch=1, mode="train", time=0.0)
     one.values["loss"] = 0.5
-    assert two.values == {}
+    one.arrays["a"] = [1]
+    assert (two.values, two.arrays) == ({}, {})

@@ -637,14 +637,15 @@ def test_where_a_file_cannot_have_two_names_the_log_grows_on_and_says_so(monkeyp
     told = []
     for step in range(1, 7):
         try:
-            sink.write(record(step))
+            sink.write(record(step, arrays={"a": np.zeros(1)} if step == 3 else None))
         except PermissionError:
             told.append(step)
     sink.close()
     assert steps() == [1, 2, 3, 4, 5, 6]
     assert told == [3, 5]  # each time that a part would be due
     assert sink.lost == 0
-    assert os.listdir() == ["log.jsonl"]
+    assert sorted(os.listdir()) == ["log.jsonl", "log.jsonl.arrays"]
+    assert list(dt.logs.read_log(LOG).arrays()) == [3]
 
 
 def test_a_log_that_somebody_has_moved_away_is_written_on_there():

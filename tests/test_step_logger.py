@@ -1165,7 +1165,7 @@ def test_two_threads_that_want_one_log_do_not_mix_their_rows(torch_engine):
         model = dt.Model(network, torch_engine.loss_fn(), torch_engine.sgd(network))
         meet = At("on_train_begin", lambda _: together.wait())
         try:
-            model.train(1, ones(50), [meet, StepLogger(log_interval=1), At("on_train_end", done)])
+            model.train(1, ones(300), [meet, StepLogger(log_interval=1), At("on_train_end", done)])
         except LogInUseError:
             outcomes.append("refused")
             refused.set()
@@ -1182,4 +1182,18 @@ def test_two_threads_that_want_one_log_do_not_mix_their_rows(torch_engine):
     for thread in threads:
         thread.join(120)
     assert outcomes == ["refused", "written"]
-    assert column("step") == list(range(1, 51))
+    assert column("step") == list(range(1, 301))
+
+
+def test_runs_in_several_threads_lose_nothing():
+    def train(name):
+        dt.testing.FakeLoop([float(step) for step in range(300)]).run(StepLogger(f"{name}.jsonl", 1))
+
+    names = ["a", "b", "c"]
+    threads = [threading.Thread(target=train, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    for name in names:
+        assert column("loss", f"{name}.jsonl") == [float(step) for step in range(300)]

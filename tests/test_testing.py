@@ -442,8 +442,17 @@ BREAKAGES = {
     "to_float gives a tensor": ({"to_float": lambda self, value: value}, "to_float"),
     "to_float gives another number": ({"to_float": lambda self, value: 0.5}, "to_float"),
     "to_numpy gives a tensor": ({"to_numpy": lambda self, value: value}, "to_numpy"),
+    "batches have no shape": ({"batch_shape": lambda self, batch: None}, "batch_shape"),
     "weights are none": ({"weights": lambda self, network: {}}, "weights"),
     "weights are not assigned": ({"assign_weights": lambda self, network, weights: None}, "assign_weights"),
+    "parameters are not copied": (
+        {"copy_parameters": lambda self, parameters: {n: p.detach() for n, p in parameters.items()}},
+        "parameter_changes",
+    ),
+    "changes are nothing": (
+        {"parameter_changes": lambda self, before, now: dict.fromkeys(before, (0.0, 0.0))},
+        "parameter_changes",
+    ),
     "a rank beyond the world": ({"rank": lambda self: 1}, "rank"),
     "a world of nobody": ({"world_size": lambda self: 0}, "world_size"),
     "any_rank hears nobody": ({"any_rank": lambda self, flag: False}, "any_rank"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines import ENGINES, ones
+from engines import ENGINES, At, ones
 
 import dualtrain as dt
 
@@ -279,3 +279,42 @@ def test_users_metric_objects(engine: Any) -> None:
     model = dt.Model(engine.weight(2.0), engine.loss_fn(), metrics=metrics)
     for _ in range(2):
         assert model.eval(ones(3)) == {"own": 6.0, "error": pytest.approx(2.0)}
+
+
+@pytest.mark.parametrize("sized", [True, False])
+@pytest.mark.parametrize("end", ["error", "stop", "error in the first step"])
+def test_a_pass_that_ends_early_is_closed_though_its_error_is_kept(
+    engine: Any, sized: bool, end: str
+) -> None:
+    open_passes: list[Any] = []
+
+    class Loader:
+        def __iter__(self) -> Any:
+            open_passes.append(self)
+            try:
+                yield from ones(4)
+            finally:
+                open_passes.remove(self)
+
+    class Sized(Loader):
+        def __len__(self) -> int:
+            return 4
+
+    data = Sized() if sized else Loader()
+    network = engine.weight()
+    model = dt.Model(network, engine.loss_fn(), engine.sgd(network))
+
+    def end_it(run_context: Any) -> None:
+        if end == "stop":
+            run_context.request_stop()
+        else:
+            raise ZeroDivisionError
+
+    step = 1 if end == "error in the first step" else 2
+    kept = None
+    try:
+        model.fit(2, data, data, callbacks=At("on_train_step_end", end_it, step=step))
+    except ZeroDivisionError as error:
+        kept = error
+    assert (kept is None) == (end == "stop")
+    assert not open_passes

@@ -9,7 +9,7 @@ import numpy as np
 from dualtrain.bus import EventBus
 from dualtrain.context import CallbackParams, RunContext
 from dualtrain.loop import run_evaluation, run_training
-from dualtrain.protocol import Capability
+from dualtrain.protocol import BatchShape, Capability
 
 # The framework.
 
@@ -101,6 +101,12 @@ class DescentStep:
 
     def parameter_grad_norms(self):
         return {"weights": float(np.linalg.norm(self._gradient))}
+
+    def attention(self, samples, function):
+        return []
+
+    def explain_nonfinite(self, batch):
+        return ""
 
 
 class ArrayModel:
@@ -197,7 +203,9 @@ class ArrayBackend:
         return ArrayModel
 
     def capabilities(self):
-        return frozenset({Capability.STEP_EVENTS, Capability.PARAMETER_GRAD_NORMS})
+        return frozenset(
+            {Capability.STEP_EVENTS, Capability.PARAMETER_GRAD_NORMS, Capability.CALLBACK_TIMES}
+        )
 
     def describe_mode(self):
         return "arrays"
@@ -210,6 +218,9 @@ class ArrayBackend:
 
     def to_numpy(self, value):
         return np.asarray(value)
+
+    def batch_shape(self, batch):
+        return BatchShape(batch[0].shape, batch[0].dtype.kind in "iu")
 
     def learning_rate(self, optimizer):
         return DescentRate(optimizer)

@@ -237,6 +237,17 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], Any]:
     )
 
 
+def first_array(batch: Any) -> Any:
+    """Return the first object with a shape and a dtype in a batch, or None."""
+    if hasattr(batch, "shape") and hasattr(batch, "dtype"):
+        return batch
+    if isinstance(batch, Mapping):
+        batch = batch.values()
+    elif not isinstance(batch, (tuple, list)):
+        return None
+    return next((array for item in batch if (array := first_array(item)) is not None), None)
+
+
 def label_last(batch: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a mapping's keys in their order, the label last.
 

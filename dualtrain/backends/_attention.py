@@ -29,17 +29,18 @@ def describe(layer: int, name: str, scores: Any) -> AttentionLayer:
     rows = np.zeros((heads, 1))
     sums = np.zeros((heads, 4))
     per_key = np.zeros((heads, keys))
-    for sample in np.asarray(scores, np.float64):
-        visible = sample > MASKED
+    for sample in scores:
+        sample = np.asarray(sample, np.float64)
+        visible = ~(sample <= MASKED)  # NaN is none of the masks
         real = visible.any(axis=(0, 1))
         counted = visible.any(axis=-1)
         if one_sequence:
             counted &= real
         exponentials = np.exp(sample - sample.max(axis=-1, keepdims=True, initial=MASKED))
-        exponentials *= counted[..., None]
+        exponentials = np.where(counted[..., None], exponentials, 0.0)
         p = exponentials / np.maximum(exponentials.sum(axis=-1, keepdims=True), 1e-30)
         rows += counted.sum(axis=-1, keepdims=True)
-        surprise = np.log(p, out=np.zeros_like(p), where=p > 0)
+        surprise = np.log(p, out=np.zeros_like(p), where=~(p <= 0))
         sums[:, 0] -= (p * surprise).sum(axis=(1, 2))
         sums[:, 1] += p.max(axis=-1).sum(axis=-1)
         sums[:, 2] += p[..., real.argmax()].sum(axis=-1)

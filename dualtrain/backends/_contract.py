@@ -36,6 +36,41 @@ def norm_after_clipping(norm: float | None, clip_norm: float | None) -> float | 
     return norm * min(1.0, clip_norm / (norm + EPSILON))
 
 
+def describe_nonfinite(
+    *,
+    parameter: str | None,
+    module: tuple[str, str, bool] | None,
+    loss_is_finite: bool,
+    gradients: Sequence[str],
+) -> str:
+    """Say where a step's values stop being finite.
+
+    Args:
+        parameter: The name of the first weight that is not finite itself.
+        module: Of the first module whose output is not finite: its name, its class, and whether its input
+            is finite.
+        loss_is_finite: Whether the repeated forward pass gave a finite loss.
+        gradients: The names of the parameters whose gradients are not finite.
+    """
+    weights = "" if parameter is None else f"parameter {parameter} is not finite already; "
+    if module is not None:
+        name, kind, input_is_finite = module
+        where = f"{name} ({kind})" if name else f"the network itself ({kind})"
+        blame = "" if input_is_finite else ", whose input is not finite either"
+        return f"{weights}the first module whose output is not finite is {where}{blame}"
+    if not loss_is_finite:
+        return f"{weights}the output of every module is finite, the loss of it is not"
+    if not gradients:
+        return f"{weights}the forward pass and the gradients of this batch alone are finite"
+    more = "" if len(gradients) <= 3 else f" and {len(gradients) - 3} more"
+    return f"{weights}the forward pass is finite: the gradients of {', '.join(gradients[:3])}{more} are not"
+
+
+def not_repeatable(reason: object) -> str:
+    """Say that where values stop being finite is not known."""
+    return f"the forward pass cannot be repeated to find where that begins ({reason})"
+
+
 def inside_window(filled: int, window: int) -> RunStateError:
     """Return the error for changing ``accumulate_steps`` at the wrong moment."""
     return RunStateError(

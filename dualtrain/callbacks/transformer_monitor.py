@@ -152,7 +152,7 @@ class TransformerMonitor(Callback):
             return
         norm = run_context.grad_norm
         clipped = run_context.grad_norm_clipped
-        if norm is not None:
+        if norm is not None and not run_context.step_skipped:  # to overflow is how fp16 finds its scale
             self._watch_norm(run_context, norm)
         if self._log is not None:
             self._write(run_context, norm, clipped, sampled)
@@ -183,27 +183,36 @@ class TransformerMonitor(Callback):
         self._forget_run()
 
     def _sample(self, run_context: RunContext) -> None:
+        first = not self.attention
         try:
             found = run_context.attention(self.attention_samples, self.attention_fn)
-        except DualTrainError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever the network raises on a part of a batch
+            if first:
+                self._check_layers_exist(found)
+        except Exception as error:
+            # The network may raise anything on a part of a batch. What cannot work at all is refused at
+            # once, but a run that has got far is not ended for it.
+            if first and isinstance(error, DualTrainError):
+                raise
             self._give_up(f"could not look at attention ({type(error).__name__}: {error})")
             return
-        if not found:
+        chosen = [
+            layer for layer in found if self.monitor_layers is None or layer.layer in self.monitor_layers
+        ]
+        if not chosen:
             network = type(run_context.original_args().get("network")).__name__
             self._give_up(f"found no attention in {network}")
             return
-        chosen = range(len(found)) if self.monitor_layers is None else self.monitor_layers
-        unknown = [layer for layer in chosen if layer >= len(found)]
-        if unknown:
+        self.attention = chosen
+        self._sampled_now = True
+
+    def _check_layers_exist(self, found: list[AttentionLayer]) -> None:
+        unknown = [layer for layer in self.monitor_layers or () if layer >= len(found)]
+        if unknown and found:
             names = ", ".join(f"{layer.layer} ({layer.name})" for layer in found)
             raise ArgumentValueError(
                 f"TransformerMonitor(monitor_layers=...) names layer {unknown[0]}, but the network has "
                 f"{len(found)} attention layers: {names}."
             )
-        self.attention = [found[layer] for layer in chosen]
-        self._sampled_now = True
 
     def _give_up(self, reason: str) -> None:
         """Sample no more in this run, since it would fail at each sample, and say so once."""
@@ -218,7 +227,9 @@ class TransformerMonitor(Callback):
         trouble = None
         if norm < self.grad_norm_threshold:
             trouble = f"vanishing: below {self.grad_norm_threshold:g}"
-        elif not norm <= self.explosion_threshold:  # NaN is not below anything
+        elif not math.isfinite(norm):
+            trouble = "not finite"
+        elif norm > self.explosion_threshold:
             trouble = f"exploding: above {self.explosion_threshold:g}"
         if trouble is not None and trouble != self._trouble:
             _logger.warning("step %s: the gradient norm, %g, is %s.", run_context.step, norm, trouble)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from dualtrain._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from dualtrain.logs.attention_plot import plot_attention as plot_attention
+    from dualtrain.logs.monitor_plot import plot_monitor as plot_monitor
     from dualtrain.logs.plot import plot_logs as plot_logs
     from dualtrain.logs.reader import Log as Log
     from dualtrain.logs.reader import read_log as read_log
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "Log": "dualtrain.logs.reader:Log",
+    "plot_attention": "dualtrain.logs.attention_plot:plot_attention",
     "plot_logs": "dualtrain.logs.plot:plot_logs",
+    "plot_monitor": "dualtrain.logs.monitor_plot:plot_monitor",
     "read_log": "dualtrain.logs.reader:read_log",
     "read_ranks": "dualtrain.logs.reader:read_ranks",
 }

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dualtrain._lazy import require
 from dualtrain.errors import ArgumentValueError
+from dualtrain.logs._figure import marker_of, new_figure, save
 from dualtrain.logs.reader import Log, read_log
 
 _NOT_DRAWN = ("global_step", "elapsed_sec")
@@ -26,7 +26,8 @@ def plot_logs(
     Args:
         logs: Logs, or paths of logs.
         output: The picture; its ending decides the format (.png, .svg, .pdf).
-        names: What to draw. None: every value that some log has, except counters and clocks.
+        names: What to draw. None: every number that some log has, except counters and clocks. Tables,
+            as monitors log them, are drawn by ``plot_monitor``, a run at a time.
         labels: A name for each log in the legend. None: the backend, or the file's name.
 
     Returns:
@@ -37,26 +38,30 @@ def plot_logs(
         ArgumentValueError: There is nothing to draw.
     """
     read = [log if isinstance(log, Log) else read_log(log) for log in logs]
+    every = list(dict.fromkeys(name for log in read for name in log.names))
+    there = [name for name in every if any(_has_numbers(log, name) for log in read)]
     if names is None:
-        names = list(dict.fromkeys(n for log in read for n in log.names if n not in _NOT_DRAWN))
-    there = list(dict.fromkeys(name for log in read for name in log.names))
+        names = [name for name in there if name not in _NOT_DRAWN]
     drawn = [name for name in names if name in there]
     if not there or not names:
-        raise ArgumentValueError(f"nothing to draw: the {len(read)} logs have no values.")
+        tables = ", ".join(name for name in every if name not in there)
+        raise ArgumentValueError(
+            f"nothing to draw: the {len(read)} logs have no values"
+            + (f" that are numbers; plot_monitor draws the tables of a run ({tables})." if tables else ".")
+        )
     if len(drawn) < len(names):
         missing = ", ".join(repr(name) for name in names if name not in there)
-        raise ArgumentValueError(f"no log has {missing}; they have {', '.join(there)}.")
+        raise ArgumentValueError(f"no log has numbers named {missing}; they have {', '.join(there)}.")
     labels = labels if labels is not None else _labels(read)
     if len(labels) != len(read):
         raise ArgumentValueError(f"labels has {len(labels)} names for {len(read)} logs: give one for each.")
-    figure_class = require("matplotlib.figure", extra="plot").Figure
     columns = min(2, len(drawn))
     rows = -(-len(drawn) // columns)
-    figure = figure_class(figsize=(6 * columns, 3.4 * rows), layout="constrained")
+    figure = new_figure(6 * columns, 3.4 * rows)
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for name, panel in zip(drawn, panels, strict=False):
         for log, label in zip(read, labels, strict=True):
-            if name in log.names:
+            if _has_numbers(log, name):
                 _draw(panel, *log.column(name), label)
         panel.set_title(name)
         panel.set_xlabel("step")
@@ -64,14 +69,19 @@ def plot_logs(
         panel.legend()
     for panel in list(panels):
         panel.set_visible(False)
-    output = Path(output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output, dpi=120)
-    return output
+    return save(figure, output, dpi=120)
+
+
+def _has_numbers(log: Log, name: str) -> bool:
+    """Whether a column of a log is one of numbers; some hold texts, or a list of layers."""
+    if name not in log.names:
+        return False
+    values = [item for v in log.column(name)[1] for item in (v if isinstance(v, tuple) else (v,))]
+    return bool(values) and all(item is None or isinstance(item, (int, float)) for item in values)
 
 
 def _draw(panel: Any, steps: list[int], values: list[Any], label: str) -> None:
-    marker = "o" if len(steps) < 30 else None
+    marker = marker_of(steps)
     groups = max(len(v) if isinstance(v, tuple) else 1 for v in values)
     for group in range(groups):
         series = [v[group] if isinstance(v, tuple) else v for v in values]

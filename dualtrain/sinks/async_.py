@@ -47,7 +47,7 @@ class AsyncSink:
     Raises:
         ArgumentTypeError, ArgumentValueError: An argument cannot be used.
 
-    Cost: 0.1 us a record. The worker is never woken for a record: it looks ten times a second,
+    Cost: 0.15 us a record. The worker is never woken for a record: it looks ten times a second,
     and rests after each hundred.
     """
 

@@ -51,28 +51,34 @@ class Block(nn.Cell):
 
 
 class ViT(nn.Cell):
-    """Cut an 8x8 image into 4 patches of 4x4, encode them, and classify their mean."""
+    """Cut an 8x8 image into patches, 4 of 4x4 or 16 of 2x2, encode them, and classify their mean."""
 
-    def __init__(self, dim: int = 64, heads: int = 4, layers: int = 4, classes: int = 10) -> None:
+    def __init__(
+        self, patch: int = 4, dim: int = 64, heads: int = 4, layers: int = 4, classes: int = 10
+    ) -> None:
         super().__init__()
-        self.embed = nn.Dense(16, dim)
-        self.position = Parameter(ops.zeros((1, 4, dim)))
+        self.patch = patch
+        self.side = 8 // patch
+        self.embed = nn.Dense(patch * patch, dim)
+        self.position = Parameter(ops.zeros((1, self.side**2, dim)))
         self.blocks = nn.SequentialCell(*[Block(dim, heads) for _ in range(layers)])
         self.norm = nn.LayerNorm((dim,), epsilon=1e-5)
         self.head = nn.Dense(dim, classes)
 
     def construct(self, images: Tensor) -> Tensor:
-        patches = images.reshape((-1, 2, 4, 2, 4)).swapaxes(2, 3).reshape((-1, 4, 16))
+        side, patch = self.side, self.patch
+        patches = images.reshape((-1, side, patch, side, patch)).swapaxes(2, 3)
+        patches = patches.reshape((-1, side * side, patch * patch))
         x = self.blocks(self.embed(patches) + self.position)
         return self.head(self.norm(x).mean(1))
 
 
 def build(
-    seed: int, learning_rate: float, *, layers: int = 4, weight_decay: float = 0.0
+    seed: int, learning_rate: float, *, patch: int = 4, layers: int = 4, weight_decay: float = 0.0
 ) -> tuple[Any, Any, Any]:
     """Return network, loss function and optimizer."""
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
-    network = ViT(layers=layers)
+    network = ViT(patch, layers=layers)
     # A LayerNorm's gamma and beta are PyTorch's weight and bias.
     named = {
         parameter.name.replace("gamma", "weight").replace("beta", "bias"): parameter

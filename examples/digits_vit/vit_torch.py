@@ -51,27 +51,33 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """Cut an 8x8 image into 4 patches of 4x4, encode them, and classify their mean."""
+    """Cut an 8x8 image into patches, 4 of 4x4 or 16 of 2x2, encode them, and classify their mean."""
 
-    def __init__(self, dim: int = 64, heads: int = 4, layers: int = 4, classes: int = 10) -> None:
+    def __init__(
+        self, patch: int = 4, dim: int = 64, heads: int = 4, layers: int = 4, classes: int = 10
+    ) -> None:
         super().__init__()
-        self.embed = nn.Linear(16, dim)
-        self.position = nn.Parameter(torch.zeros((1, 4, dim)))
+        self.patch = patch
+        self.side = 8 // patch
+        self.embed = nn.Linear(patch * patch, dim)
+        self.position = nn.Parameter(torch.zeros((1, self.side**2, dim)))
         self.blocks = nn.Sequential(*[Block(dim, heads) for _ in range(layers)])
         self.norm = nn.LayerNorm((dim,), eps=1e-5)
         self.head = nn.Linear(dim, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        patches = images.reshape((-1, 2, 4, 2, 4)).swapaxes(2, 3).reshape((-1, 4, 16))
+        side, patch = self.side, self.patch
+        patches = images.reshape((-1, side, patch, side, patch)).swapaxes(2, 3)
+        patches = patches.reshape((-1, side * side, patch * patch))
         x = self.blocks(self.embed(patches) + self.position)
         return self.head(self.norm(x).mean(1))
 
 
 def build(
-    seed: int, learning_rate: float, *, layers: int = 4, weight_decay: float = 0.0
+    seed: int, learning_rate: float, *, patch: int = 4, layers: int = 4, weight_decay: float = 0.0
 ) -> tuple[Any, Any, Any]:
     """Return network, loss function and optimizer."""
-    network = ViT(layers=layers)
+    network = ViT(patch, layers=layers)
     shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     weights = initial_weights(shapes, seed)
     network.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})

@@ -7,10 +7,10 @@ from typing import Any
 import mindspore
 import numpy as np
 
-from dualtrain.backends._arguments import check_same_weights
+from dualtrain.backends._arguments import check_same_weights, first_array
 from dualtrain.backends.mindspore import distributed
 from dualtrain.backends.mindspore.optimizer import MindSporeLearningRate
-from dualtrain.protocol import Capability, Native
+from dualtrain.protocol import BatchShape, Capability, Native
 
 
 class MindSporeBackend:
@@ -38,6 +38,8 @@ class MindSporeBackend:
             Capability.GRAD_NORM,
             Capability.PARAMETER_GRAD_NORMS,
             Capability.ACCUMULATION,
+            Capability.SKIP_NONFINITE,
+            Capability.CALLBACK_TIMES,
         }
         eager = set() if graph_mode() else {Capability.GRADIENT_EVENTS, Capability.EAGER}
         return frozenset(both | eager)
@@ -56,6 +58,15 @@ class MindSporeBackend:
         if tensor.dtype == mindspore.bfloat16:  # numpy has none
             tensor = tensor.astype(mindspore.float32)
         return tensor.asnumpy()
+
+    def batch_shape(self, batch: Native) -> BatchShape | None:
+        array = first_array(batch)
+        if array is None:
+            return None
+        if not isinstance(array, mindspore.Tensor):
+            return BatchShape(tuple(array.shape), array.dtype.kind in "iu")
+        integers = (*mindspore.common.dtype.int_type, *mindspore.common.dtype.uint_type)
+        return BatchShape(tuple(array.shape), array.dtype in integers)
 
     def learning_rate(self, optimizer: Native) -> MindSporeLearningRate:
         return MindSporeLearningRate(optimizer)

@@ -39,7 +39,8 @@ class DualTrainBridge(train.Callback):  # type: ignore[misc]
         closing: bool,
     ) -> None:
         self._run = run
-        self._bus = EventBus(callbacks, native_bases=native_bases)
+        times = run.callback_times
+        self._bus = EventBus(callbacks, native_bases=native_bases, callback_times=times)
         self._leading = leading
         self._closing = closing
         self._step_begin = self._bus.emitter(Event.TRAIN_STEP_BEGIN)
@@ -123,6 +124,7 @@ class BridgedRun:
             not known.
         any_rank: Makes the ranks agree on a stop; None where there is one rank.
         check: What a ``train_step`` is checked with around the first training step.
+        callback_times: What all bridges add the times of their callbacks to; None: nobody asks.
     """
 
     def __init__(
@@ -133,8 +135,10 @@ class BridgedRun:
         loss_of: Callable[[Native], float | None],
         any_rank: Callable[[bool], bool] | None,
         check: GradientCheck | None,
+        callback_times: dict[str, float] | None,
     ) -> None:
         self.context = context
+        self.callback_times = callback_times
         self.interrupts = interrupts
         self._step = step
         self._loss_of = loss_of

@@ -13,6 +13,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, amp, nn, ops
 
 from dualtrain.backends._contract import EPSILON
+from dualtrain.backends.mindspore.distributed import world_size
 from dualtrain.protocol import Native
 
 CLAIM = "train_step has to give "
@@ -56,6 +57,11 @@ def _clear_tensor(total):  # type: ignore[no-untyped-def]
     return ops.assign(total, ops.zeros_like(total))
 
 
+def as_number(loss):  # type: ignore[no-untyped-def]
+    """Return a loss, which may be a vector, as one number that is finite if it is."""
+    return ops.reduce_sum(loss.astype(mindspore.float32))
+
+
 class GradientCell(nn.Cell):  # type: ignore[misc]
     """Forward and gradients of a batch, started from a share of the window.
 
@@ -83,18 +89,27 @@ class GradientCell(nn.Cell):  # type: ignore[misc]
 class AccumulateCell(GradientCell):
     """A batch inside a window: its gradients are added to the totals."""
 
-    def __init__(self, native: nn.TrainOneStepCell, scaler: Native, totals: Native) -> None:
+    def __init__(
+        self, native: nn.TrainOneStepCell, scaler: Native, totals: Native, kept: Kept, guarded: bool
+    ) -> None:
         super().__init__(native, scaler)
         self.totals = totals
+        self.guarded = guarded
+        self.losses = kept.losses
 
     def construct(self, share, *inputs):  # type: ignore[no-untyped-def]
         loss = self.network(*inputs)
+        if self.guarded:
+            loss = ops.depend(loss, self.remember(loss))  # type: ignore[no-untyped-call]
         gradients = self.gradients(loss, share, inputs)  # type: ignore[no-untyped-call]
         return ops.depend(loss, self.map(_add_into, self.totals, gradients))
 
+    def remember(self, loss):  # type: ignore[no-untyped-def]
+        return ops.assign_add(self.losses, as_number(loss))  # type: ignore[no-untyped-call]
+
 
 class UpdateCell(GradientCell):
-    """The batch that ends a window: reduce, unscale, norm, clip, and update unless it overflowed.
+    """The batch that ends a window: reduce, unscale, norm, clip, and update unless it is to be skipped.
 
     ``construct`` is the whole of it. Where callbacks listen to the events in between, which only
     PYNATIVE mode can have, its parts are called one by one.
@@ -105,6 +120,7 @@ class UpdateCell(GradientCell):
         clip_norm: The largest norm; None: any.
         kept: Parameters that keep what callbacks may read.
         parameter_norms: Whether each weight's gradient is measured too.
+        guarded: Whether an update whose loss or gradients are not finite is skipped.
     """
 
     def __init__(
@@ -115,8 +131,13 @@ class UpdateCell(GradientCell):
         clip_norm: float | None,
         kept: Kept,
         parameter_norms: bool,
+        guarded: bool,
     ) -> None:
         super().__init__(native, scaler)
+        self.guarded = guarded
+        self.losses = kept.losses
+        self.made = kept.made
+        self.votes = ops.AllReduce() if guarded and world_size() > 1 else None
         self.optimizer = native.optimizer
         self.reducer = native.grad_reducer
         self.totals = totals
@@ -132,7 +153,7 @@ class UpdateCell(GradientCell):
     def construct(self, share, rescale, *inputs):  # type: ignore[no-untyped-def]
         loss = self.network(*inputs)
         gradients = self.whole_gradients(loss, share, rescale, inputs)  # type: ignore[no-untyped-call]
-        norm = self.measure(gradients)  # type: ignore[no-untyped-call]
+        norm = self.measure(gradients, loss)  # type: ignore[no-untyped-call]
         gradients = self.clipped(gradients, norm)  # type: ignore[no-untyped-call]
         return self.apply(loss, gradients)  # type: ignore[no-untyped-call]
 
@@ -144,7 +165,7 @@ class UpdateCell(GradientCell):
             rescale = rescale / self.scaler.scale_value
         return self.reducer(self.map(self.partial(_multiply, rescale), gradients))
 
-    def measure(self, gradients):  # type: ignore[no-untyped-def]
+    def measure(self, gradients, loss):  # type: ignore[no-untyped-def]
         square_sums = self.map(_square_sum, gradients)
         norm = ops.sqrt(ops.addn(square_sums))
         ops.assign(self.norm, norm)
@@ -153,7 +174,23 @@ class UpdateCell(GradientCell):
             ops.assign(self.largest, ops.stack(self.map(_largest, gradients)))
         if self.scaler is not None:
             ops.assign(self.finite, amp.all_finite(gradients))
+            ops.assign(self.made, self.finite)
+        if self.guarded:
+            sound = self.is_sound(norm, loss)  # type: ignore[no-untyped-call]
+            if self.scaler is not None:
+                sound = ops.logical_and(sound, self.finite)
+            ops.assign(self.made, sound)
         return norm
+
+    def is_sound(self, norm, loss):  # type: ignore[no-untyped-def]
+        losses = as_number(loss)  # type: ignore[no-untyped-call]
+        if self.totals is not None:
+            losses = losses + self.losses
+        sound = ops.logical_and(ops.isfinite(norm), ops.isfinite(losses))
+        if self.votes is None:  # gradients are the same on all ranks, losses are not
+            return sound
+        against = self.votes(ops.logical_not(sound).astype(mindspore.float32).reshape((1,)))
+        return ops.equal(against.reshape(()), Tensor(0.0, mindspore.float32))
 
     def clipped(self, gradients, norm):  # type: ignore[no-untyped-def]
         if self.clip_norm is None:
@@ -162,14 +199,17 @@ class UpdateCell(GradientCell):
         return self.map(self.partial(_multiply, factor), gradients)
 
     def apply(self, loss, gradients):  # type: ignore[no-untyped-def]
-        if self.scaler is None:
-            loss = ops.depend(loss, self.optimizer(gradients))
-        else:
+        if self.scaler is not None:
             loss = ops.depend(loss, self.scaler.adjust(self.finite))
-            if self.finite:
-                loss = ops.depend(loss, self.optimizer(gradients))
+        # GRAPH mode decides the first of these when it compiles, the second in each step.
+        if self.scaler is None and not self.guarded:  # noqa: SIM114
+            loss = ops.depend(loss, self.optimizer(gradients))
+        elif self.made:
+            loss = ops.depend(loss, self.optimizer(gradients))
         if self.totals is not None:
             loss = ops.depend(loss, self.map(_clear, self.totals))
+            if self.guarded:
+                loss = ops.depend(loss, ops.assign(self.losses, ops.zeros_like(self.losses)))
         return loss
 
 
@@ -183,6 +223,11 @@ class Kept:
     def __init__(self, weights: int) -> None:
         self.norm = Parameter(Tensor(0.0, mindspore.float32), name="grad_norm", requires_grad=False)
         self.finite = Parameter(Tensor(True), name="gradients_finite", requires_grad=False)
+        """Whether the gradients have not overflowed; kept where the loss is scaled."""
+        self.made = Parameter(Tensor(True), name="update_made", requires_grad=False)
+        """Whether the optimizer was called; kept where an update may be skipped."""
+        self.losses = Parameter(Tensor(0.0, mindspore.float32), name="window_losses", requires_grad=False)
+        """The sum of the losses of the window's earlier batches; kept where updates are guarded."""
         self.square_sums = Parameter(_zeros(weights), name="gradient_square_sums", requires_grad=False)
         self.largest = Parameter(_zeros(weights), name="gradient_largest", requires_grad=False)
 

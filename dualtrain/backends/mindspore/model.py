@@ -47,6 +47,7 @@ _OURS = frozenset(
         Capability.GRAD_NORM,
         Capability.PARAMETER_GRAD_NORMS,
         Capability.ACCUMULATION,
+        Capability.SKIP_NONFINITE,
     }
 )
 """What needs a train step of ours in place of MindSpore's own."""
@@ -253,10 +254,12 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
                 "when two threads train: use processes instead."
             )
         try:
-            cell = None if dataset is None else self._choose_step_cell(bus, dataset)
+            cell = None if dataset is None else self._choose_step_cell(bus, capabilities)
             step = MindSporeStep(
                 None if dataset is None else self._optimizer,
                 cell,
+                self._network,
+                getattr(self._native_network, "network", None),
                 lambda samples, function: self._sample_attention(context, samples, function),
             )
             context = RunContext(
@@ -272,7 +275,9 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
                 cell.listen(bus, context)
             interrupts = InterruptWatch()
             any_rank = BACKEND.any_rank if BACKEND.world_size() > 1 else None
-            run = BridgedRun(context, step, interrupts, self._eval_loss, any_rank, check)
+            run = BridgedRun(
+                context, step, interrupts, self._eval_loss, any_rank, check, bus.callback_times
+            )
             with interrupts.watching(), bus.lifecycle(context):
                 yield run.callbacks(given, bases), step
         finally:
@@ -304,9 +309,9 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         native = self._native_network
         return type(native) is nn.TrainOneStepCell and not native.sense_flag and not sink
 
-    def _choose_step_cell(self, bus: EventBus, dataset: Any) -> StepCell | None:
+    def _choose_step_cell(self, bus: EventBus, capabilities: frozenset[Capability]) -> StepCell | None:
         """Give Model our train step for this run if something in it needs it, else MindSpore's own."""
-        needed = {need for callback in bus.callbacks for need in getattr(callback, "needs", ())}
+        needed = bus.asked_for() & capabilities
         events = any(
             bus.emitter(event) is not None
             for event, capability in EVENT_CAPABILITY.items()
@@ -320,7 +325,11 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
             names = batch_norm_names(self._network)  # type: ignore[has-type]
             self._step_cell = StepCell(self._native_network, self._clip_norm, self._scaler, names)
             self._step_cell._jit_config_dict = self._native_network._jit_config_dict
-        self._step_cell.reset(self._accumulate_steps, Capability.PARAMETER_GRAD_NORMS in needed)
+        self._step_cell.reset(
+            self._accumulate_steps,
+            parameter_norms=Capability.PARAMETER_GRAD_NORMS in needed,
+            guarded=Capability.SKIP_NONFINITE in needed,
+        )
         self._train_network = self._step_cell
         return self._step_cell
 

@@ -53,6 +53,12 @@ def out_of_band(network: Native, *, training: bool = False) -> Iterator[None]:
     """
     cells = [cell for _, cell in network.cells_and_names()]
     attributes = [dict(vars(cell)) for cell in cells]
+    containers = [
+        (value, value.copy())
+        for own in attributes
+        for value in own.values()
+        if isinstance(value, (dict, list, set))
+    ]
     flags = [cell.training for cell in cells]
     values = [(p, p.asnumpy().copy()) for p in network.get_parameters() if not p.requires_grad]
     states = random.getstate(), np.random.get_state(), mindspore.get_rng_state()
@@ -71,6 +77,9 @@ def out_of_band(network: Native, *, training: bool = False) -> Iterator[None]:
             cell.add_flags(training=flag)
             vars(cell).clear()
             vars(cell).update(own)
+        for container, content in containers:
+            container.clear()
+            (container.extend if isinstance(container, list) else container.update)(content)
         mindspore.set_context(mode=mode)
         random.setstate(states[0])
         np.random.set_state(states[1])
@@ -113,9 +122,10 @@ def _describe_given(layer: int, probabilities: Native) -> AttentionLayer:
         raise not_probabilities(layer, probabilities)
     values = _on_host(probabilities).astype(np.float64)
     sums = values.sum(-1)
-    if not ((np.abs(sums - 1) < 0.01) | (sums == 0)).all():
+    one = (np.abs(sums - 1) < 0.01) | (sums == 0) | np.isnan(sums)  # a network that diverges has NaN
+    if not one.all() or (values < 0).any():
         raise not_probabilities(layer, probabilities)
-    scores = np.log(values, out=np.full_like(values, -np.inf), where=values > 0)
+    scores = np.log(values, out=np.full_like(values, -np.inf), where=~(values <= 0))
     return describe(layer, "", scores)
 
 

@@ -41,6 +41,7 @@ class InterruptWatch:
         self._python_handler = 0
         self._stack = _Stack()
         self._memory: Any = None
+        self._raised: BaseException | None = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -48,7 +49,10 @@ class InterruptWatch:
         with terminate_cleanly(self._on_sigterm):
             self.retake()
             if self._libc is None:
-                yield
+                try:
+                    yield
+                finally:
+                    self._give_back()
                 return
             self._python_handler = self._c_handler(signal.SIGINT)
             previous = self._record_senders()
@@ -56,17 +60,44 @@ class InterruptWatch:
                 yield
             finally:
                 self._libc.sigaltstack(ctypes.byref(previous), None)
-                self.retake()
+                self._give_back()
 
     def retake(self) -> None:
-        """Take SIGINT back from MindSpore, so that Ctrl-C between its operators needs no guessing."""
+        """Take SIGINT back from MindSpore, so that Ctrl-C between its operators needs no guessing.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: A signal came while MindSpore asked Python for an attribute, and
+                its C code took the error for "there is none".
+        """
+        if self._main and callable(self._interrupt):
+            signal.signal(signal.SIGINT, self._on_sigint)
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            raise raised
+
+    def _give_back(self) -> None:
         if self._main and callable(self._interrupt):
             signal.signal(signal.SIGINT, self._interrupt)
 
+    def _on_sigint(self, signum: int, frame: Any) -> None:
+        assert callable(self._interrupt)
+        try:
+            self._interrupt(signum, frame)
+        except BaseException as error:
+            self._note(error, frame)
+            raise
+
     def _on_sigterm(self, signum: int, frame: Any) -> None:
         if callable(self._interrupt) and self._from_mindspore():
-            self._interrupt(signal.SIGINT, frame)
-        raise SystemExit(EXIT_CODE)
+            self._on_sigint(signal.SIGINT, frame)
+        error = SystemExit(EXIT_CODE)
+        self._note(error, frame)
+        raise error
+
+    def _note(self, error: BaseException, frame: Any) -> None:
+        """Keep an error that is about to be raised inside MindSpore, in case that it gets lost there."""
+        inside = frame is not None and frame.f_globals.get("__name__", "").startswith("mindspore.")
+        self._raised = error if inside else None
 
     def _from_mindspore(self) -> bool:
         if self._libc is None or self._c_handler(signal.SIGINT) == self._python_handler:

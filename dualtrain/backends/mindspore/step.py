@@ -17,6 +17,7 @@ from dualtrain.backends._contract import (
 )
 from dualtrain.backends.mindspore.cells import AccumulateCell, Kept, UpdateCell, has_gradient
 from dualtrain.backends.mindspore.data import Batches
+from dualtrain.backends.mindspore.nonfinite import explain_nonfinite, undisturbed
 from dualtrain.backends.mindspore.optimizer import MindSporeLearningRate
 from dualtrain.bus import Emitter, EventBus
 from dualtrain.context import RunContext
@@ -53,25 +54,28 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
         self._parts: dict[str, Any] = {}
         self.reset(1)
 
-    def reset(self, accumulate_steps: int, parameter_norms: bool = False) -> None:
+    def reset(self, accumulate_steps: int, *, parameter_norms: bool = False, guarded: bool = False) -> None:
         """Begin a run: nothing is accumulated.
 
         Args:
             accumulate_steps: Batches per update.
             parameter_norms: Whether each weight's gradient is measured.
+            guarded: Whether an update whose loss or gradients are not finite is skipped.
         """
         self.accumulate_steps = accumulate_steps
         self.parameter_norms = parameter_norms
+        self.guarded = guarded
         self.updated = False
         """Whether this batch ends a window, so that the norm is known."""
         self.applied = False
-        """Whether the optimizer has been called for it, or would have been but for an overflow."""
+        """Whether the optimizer has been called for it, or would have been but for a skip."""
         self.filled = self.window = 0
         self._left: float = float("inf")
         self._emitters: dict[Event, Emitter] = {}
         if "totals" in self._parts:
             for total in self._parts["totals"]:
                 ops.assign(total, ops.zeros_like(total))
+            ops.assign(self.kept.losses, ops.zeros_like(self.kept.losses))
 
     def listen(self, bus: EventBus, context: RunContext) -> None:
         """Emit the events inside a step to a bus, in PYNATIVE mode."""
@@ -115,7 +119,7 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
         loss = part.network(*inputs)
         gradients = part.whole_gradients(loss, share, rescale, inputs)  # type: ignore[no-untyped-call]
         self._emit(Event.AFTER_BACKWARD, loss)
-        norm = part.measure(gradients)  # type: ignore[no-untyped-call]
+        norm = part.measure(gradients, loss)  # type: ignore[no-untyped-call]
         self.updated = True
         self._emit(Event.GRADIENTS_READY, loss)
         gradients = part.clipped(gradients, norm)  # type: ignore[no-untyped-call]
@@ -138,6 +142,8 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
 
     def _part(self, name: str, parameter_norms: bool = False) -> Any:
         key = f"{name}, each weight measured" if parameter_norms else name
+        if self.guarded:
+            key += ", guarded"
         if key not in self._parts:
             if name == "update":
                 totals = None
@@ -146,9 +152,17 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
                     self._parts["totals"] = self.weights.clone("accumulated", init="zeros")
                 totals = self._parts["totals"]
             if name == "accumulate":
-                cell: nn.Cell = AccumulateCell(self, self.scaler, totals)
+                cell: nn.Cell = AccumulateCell(self, self.scaler, totals, self.kept, self.guarded)
             else:
-                cell = UpdateCell(self, self.scaler, totals, self.clip_norm, self.kept, parameter_norms)
+                cell = UpdateCell(
+                    self,
+                    self.scaler,
+                    totals,
+                    self.clip_norm,
+                    self.kept,
+                    parameter_norms=parameter_norms,
+                    guarded=self.guarded,
+                )
             cell._jit_config_dict = self._jit_config_dict
             self._parts[key] = cell.set_train()
         return self._parts[key]
@@ -170,6 +184,8 @@ class MindSporeStep:
     Args:
         optimizer: A ``mindspore.nn.Optimizer``, or None.
         cell: The train step, where it is ours; None: it is MindSpore's own.
+        network: The network.
+        forward: The Cell that gives a batch's loss, if there is one.
         sample_attention: What ``attention`` calls.
     """
 
@@ -177,10 +193,14 @@ class MindSporeStep:
         self,
         optimizer: Native,
         cell: StepCell | None,
+        network: nn.Cell,
+        forward: nn.Cell | None,
         sample_attention: Callable[[int | None, Any], list[AttentionLayer]],
     ) -> None:
+        self._optimizer = optimizer
+        self._network = network
+        self._forward = forward
         self._sample_attention = sample_attention
-
         self._weights = getattr(optimizer, "parameters", ())
         self._counter = getattr(optimizer, "global_step", None)
         self._start = self._count()
@@ -221,9 +241,10 @@ class MindSporeStep:
 
     @property
     def step_skipped(self) -> bool:
-        if self._cell is None or self._cell.scaler is None or not self._cell.applied:
+        cell = self._cell
+        if cell is None or not cell.applied or (cell.scaler is None and not cell.guarded):
             return False
-        return not bool(self._cell.kept.finite.asnumpy())
+        return not bool(cell.kept.made.asnumpy())
 
     @property
     def loss_scale(self) -> float | None:
@@ -286,6 +307,9 @@ class MindSporeStep:
             if weight.requires_grad
         }
 
+    def explain_nonfinite(self, batch: Native) -> str:
+        return explain_nonfinite(self._network, self._forward, self._optimizer, batch)
+
     def zero_grad(self, optimizer: Native) -> None:
         raise AssertionError("MindSpore has no manual optimisation")
 
@@ -335,12 +359,8 @@ class GradientCheck:
             self._check(batch)
 
     def _check(self, batch: Native) -> None:
-        buffers = [(p, p.asnumpy().copy()) for p in self._network.get_parameters() if not p.requires_grad]
-        random_state = mindspore.get_rng_state()
-        connected = has_gradient(self._cell, self._weights, tuple(batch))
-        for parameter, values in buffers:  # such as BatchNorm's
-            ops.assign(parameter, Tensor(values))
-        mindspore.set_rng_state(random_state)
+        with undisturbed(self._network):
+            connected = has_gradient(self._cell, self._weights, tuple(batch))
         if not connected:
             raise ArgumentValueError(
                 "train_step gave a loss without a gradient, so there is nothing to train: it went through "

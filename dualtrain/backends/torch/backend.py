@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from dualtrain.backends._arguments import check_same_weights
+from dualtrain.backends._arguments import check_same_weights, first_array
 from dualtrain.backends.torch import distributed
 from dualtrain.backends.torch.optimizer import TorchLearningRate
 from dualtrain.backends.torch.step import HALVES, Norms
-from dualtrain.protocol import Capability, Native
+from dualtrain.protocol import BatchShape, Capability, Native
 
 
 class TorchBackend:
@@ -40,6 +40,8 @@ class TorchBackend:
                 Capability.GRAD_NORM,
                 Capability.PARAMETER_GRAD_NORMS,
                 Capability.ACCUMULATION,
+                Capability.SKIP_NONFINITE,
+                Capability.CALLBACK_TIMES,
                 Capability.EAGER,
                 Capability.THREADS,
             }
@@ -62,6 +64,15 @@ class TorchBackend:
         if tensor.dtype is torch.bfloat16:  # numpy has none
             tensor = tensor.float()
         return tensor.cpu().numpy()
+
+    def batch_shape(self, batch: Native) -> BatchShape | None:
+        array = first_array(batch)
+        if array is None:
+            return None
+        if not isinstance(array, torch.Tensor):
+            return BatchShape(tuple(array.shape), array.dtype.kind in "iu")
+        others = array.is_floating_point() or array.is_complex() or array.dtype is torch.bool
+        return BatchShape(tuple(array.shape), not others)
 
     def learning_rate(self, optimizer: Native) -> TorchLearningRate:
         return TorchLearningRate(optimizer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 
 from dualtrain.backends._arguments import check_iterable, empty, used_up
 from dualtrain.errors import ArgumentTypeError
+from dualtrain.loop import end_pass
 from dualtrain.protocol import Native
 
 _NOTHING = object()
@@ -45,20 +45,34 @@ class Batches:
         self._role = role
         self._dataset = dataset
         self._device = device
-        self._first: Iterator[Any] | None = None
+        self._begun: tuple[Any, Iterator[Any]] | None = None
         if self.length is None:  # only its first batch tells whether it is empty
-            batches = iter(dataset)
+            iterator = iter(dataset)
             try:
-                self._first = chain([next(batches)], batches)
+                self._begun = next(iterator), iterator
             except StopIteration:
                 raise empty(role) from None
 
+    def close(self) -> None:
+        """Close the pass that was begun to see whether there is anything, if nobody has gone on with it."""
+        if self._begun is not None:
+            end_pass(self._begun[1], self._dataset)
+
     def __iter__(self) -> Iterator[Any]:
-        batches, self._first = self._first or iter(self._dataset), None
         device = self._device
-        batch = _NOTHING
-        for batch in batches:
-            yield batch if _is_there(batch, device) else to_device(batch, device)
+        batch: Any = _NOTHING
+        begun, self._begun = self._begun, None
+        if begun is None:
+            iterator = iter(self._dataset)
+        else:
+            batch, iterator = begun
+        try:
+            if begun is not None:
+                yield to_device(batch, device)
+            for batch in iterator:
+                yield batch if _is_there(batch, device) else to_device(batch, device)
+        finally:
+            end_pass(iterator, self._dataset)
         if batch is _NOTHING:
             raise used_up(self._role)
 

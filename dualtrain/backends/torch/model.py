@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -32,7 +32,9 @@ from dualtrain.loop import run_evaluation, run_training
 from dualtrain.protocol import Capability, Native
 from dualtrain.signals import terminate_cleanly
 
-_MANUAL_DIFFERENCE = frozenset({Capability.ACCUMULATION, Capability.MANUAL_OPTIMIZATION})
+_MANUAL_DIFFERENCE = frozenset(
+    {Capability.ACCUMULATION, Capability.SKIP_NONFINITE, Capability.MANUAL_OPTIMIZATION}
+)
 
 
 class TorchModel:
@@ -141,7 +143,8 @@ class TorchModel:
             raise ArgumentValueError(NO_OPTIMIZER)
         bus = EventBus(callbacks, native_bases=callback_bases())
         train_batches = Batches("train_dataset", train_dataset, self._device, passes=passes)
-        evaluate, evaluations = None, 0
+        valid_batches = evaluate = None
+        evaluations = 0
         if valid_dataset is not None:
             evaluations = evaluations_due(epoch, initial_epoch, valid_frequency)
             valid_batches = Batches(
@@ -199,6 +202,8 @@ class TorchModel:
         with (
             terminate_cleanly(),
             learning_rate_attribute([*self._optimizers.values()], step.learning_rate),
+            closing(train_batches),
+            nullcontext() if valid_batches is None else closing(valid_batches),
             bus.lifecycle(context),
             step.listening(bus, context),
         ):
@@ -237,7 +242,7 @@ class TorchModel:
             params, backend=BACKEND, capabilities=BACKEND.capabilities(), callbacks=bus.callbacks
         )
         bus.check_needs(context.capabilities, BACKEND.describe_mode())
-        with terminate_cleanly(), bus.lifecycle(context):
+        with terminate_cleanly(), closing(batches), bus.lifecycle(context):
             self._evaluate(context, bus, batches)
         return dict(params["metrics"])
 

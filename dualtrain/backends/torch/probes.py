@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 import random
+import sys
 import types
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,12 +18,14 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from dualtrain.backends._attention import MASKED, calling_module, finished, not_probabilities
+from dualtrain.errors import RunStateError
 from dualtrain.protocol import AttentionLayer, Native
 
 _CHUNK = 1 << 22
 """Probabilities that are held at a time: 32 MiB of float64."""
 
-_SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax)
+_SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
+_CONTAINERS = (dict, list, set, deque)
 _MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 
 
@@ -43,6 +47,11 @@ def sample_attention(
             (samples, heads, queries, keys). None: they are found in the forward pass.
     """
     inner = unwrapped(network)
+    if any(torch.nn.parameter.is_lazy(parameter) for parameter in inner.parameters()):
+        raise RunStateError(
+            "attention cannot be looked at before the network's lazy layers know their shapes: call the "
+            "network once with a batch before training."
+        )
     batch = first_samples(batch, samples)
     with out_of_band(inner):
         watch = _AttentionWatch(inner)
@@ -75,29 +84,34 @@ def out_of_band(network: torch.nn.Module, *, training: bool = False) -> Iterator
     """
     modules = list(network.modules())
     attributes = [dict(vars(module)) for module in modules]
-    buffers = [dict(module._buffers) for module in modules]
-    values = [(buffer, buffer.detach().clone()) for buffer in network.buffers()]
+    held = [value for own in attributes for value in own.values()]
+    containers = [(held_one, held_one.copy()) for held_one in held if isinstance(held_one, _CONTAINERS)]
+    frozen = [parameter for parameter in network.parameters() if not parameter.requires_grad]
+    tensors = [*network.buffers(), *frozen, *(v for v in held if isinstance(v, torch.Tensor))]
+    values = [(tensor, tensor.detach().clone()) for tensor in tensors]
     states = random.getstate(), np.random.get_state()
     try:
         with ExitStack() as stack:
             stack.enter_context(_forked_random_state(network))
             stack.enter_context(torch.no_grad())
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            if "torch._dynamo" in sys.modules:  # to import it takes seconds, and nothing is compiled
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
             if not training:
                 network.eval()
             yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-        for module, before, own in zip(modules, attributes, buffers, strict=True):
+        for module, own in zip(modules, attributes, strict=True):
             vars(module).clear()
-            vars(module).update(before)
-            module._buffers.clear()
-            module._buffers.update(own)
+            vars(module).update(own)
+        for container, content in containers:
+            container.clear()
+            (container.extend if isinstance(container, (list, deque)) else container.update)(content)
         with torch.no_grad():
-            for buffer, value in values:
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
+            for tensor, value in values:
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
 
 
 def _forked_random_state(network: torch.nn.Module) -> Any:
@@ -192,6 +206,8 @@ class _AttentionWatch(TorchFunctionMode):
         call = _MULTI_HEAD.bind(*args, **kwargs)
         wants_weights = call.arguments.get("need_weights", True)
         call.arguments["need_weights"] = False
+        if wants_weights:
+            call.arguments["is_causal"] = False  # a hint; attn_mask says the same and is what is used
         names = {
             **vars(F),
             "has_torch_function": lambda tensors: False,
@@ -227,37 +243,35 @@ class _AttentionWatch(TorchFunctionMode):
         is_causal: bool,
         scale: float | None,
     ) -> None:
-        query, key = _four_dimensional(query), _four_dimensional(key)
-        samples, heads, queries, width = query.shape
-        keys = key.shape[-2]
-        if key.shape[1] != heads:  # grouped queries share a key head
-            key = key.repeat_interleave(heads // key.shape[1], dim=1)
-        factor = width**-0.5 if scale is None else scale
+        queries, keys = query.shape[-2], key.shape[-2]
         dtype = _precise(query)
         if mask is not None:
             if mask.dtype is torch.bool:
-                mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(
-                    ~mask, -math.inf
-                )
-            mask = _four_dimensional(mask)
+                mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -math.inf)
+            mask = _four_dimensional(mask.expand(*query.shape[:-1], keys))
+        query, key = _four_dimensional(query), _four_dimensional(key)
+        samples, heads, _, width = query.shape
+        if key.shape[1] != heads:  # grouped queries share a key head
+            key = key.repeat_interleave(heads // key.shape[1], dim=1)
+        key = key.expand(samples, -1, -1, -1)
+        factor = width**-0.5 if scale is None else scale
 
-        def scores_of(sample: int, rows: slice) -> torch.Tensor:
-            scores: torch.Tensor = query[sample, :, rows].to(dtype) @ key[sample].to(dtype).mT * factor
+        def scores_of(some: slice, rows: slice) -> torch.Tensor:
+            with torch.autocast(query.device.type, enabled=False):
+                scores = query[some, :, rows].to(dtype) @ key[some].to(dtype).mT * factor
             if mask is not None:
-                own = _of_sample(mask, sample)
-                scores = scores + (own if own.shape[1] == 1 else own[:, rows]).to(dtype)
+                scores = scores + mask[some, :, rows].to(dtype)
             if is_causal:
-                places = torch.arange(keys, device=scores.device)
-                later = places > torch.arange(queries, device=scores.device)[rows, None]
-                scores = scores.masked_fill(later, -math.inf)
+                places = torch.arange(max(queries, keys), device=scores.device)
+                scores = scores.masked_fill(places[:keys] > places[rows, None], -math.inf)
             return scores
 
         self._add((samples, heads, queries, keys), scores_of, mask)
 
-    def _softmax(self, scores: torch.Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> None:
+    def _softmax(self, input: torch.Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> None:
         """Take a softmax along the last of four dimensions for attention."""
-        if scores.ndim == 4 and dim in (-1, 3):
-            self._add_scores(scores)
+        if input.ndim == 4 and dim in (-1, 3):
+            self._add_scores(input)
 
     def add_probabilities(self, probabilities: Any) -> None:
         """Describe the attention that a user's function has given."""
@@ -266,56 +280,88 @@ class _AttentionWatch(TorchFunctionMode):
             raise not_probabilities(layer, probabilities)
         probabilities = probabilities.detach().to(_precise(probabilities))
         sums = probabilities.sum(-1)
-        if not bool((((sums - 1).abs() < 0.01) | (sums == 0)).all()):
+        one = ((sums - 1).abs() < 0.01) | (sums == 0) | sums.isnan()  # a network that diverges has NaN
+        if not bool(one.all()) or bool((probabilities < 0).any()):
             raise not_probabilities(layer, probabilities)
         self._add_scores(probabilities.log())
 
     def _add_scores(self, scores: torch.Tensor) -> None:
         dtype = _precise(scores)
-        self._add(tuple(scores.shape), lambda sample, rows: scores[sample, :, rows].to(dtype), scores)
+        self._add(tuple(scores.shape), lambda some, rows: scores[some, :, rows].to(dtype), scores)
 
     def _add(
         self,
         shape: tuple[int, ...],
-        scores_of: Callable[[int, slice], torch.Tensor],
+        scores_of: Callable[[slice, slice], torch.Tensor],
         masked: torch.Tensor | None,
     ) -> None:
         """Sum up the rows of a layer, a few at a time.
 
         Args:
             shape: (samples, heads, queries, keys).
-            scores_of: Gives the scores of some rows of a sample, of shape (heads, rows, keys).
-            masked: What says which scores are masked, of a shape that fits theirs; None: nothing does.
+            scores_of: Gives the scores of some rows of some samples, of shape (samples, heads, rows, keys).
+            masked: What says which scores are masked, of their shape; None: nothing does.
         """
         samples, heads, queries, keys = shape
+        if not samples * heads * queries * keys:
+            return
         one_sequence = queries == keys
-        at_a_time = max(1, _CHUNK // (heads * keys))
+        rows_at_a_time = max(1, _CHUNK // (heads * keys))
         totals: list[torch.Tensor] | None = None
-        for sample in range(samples):
-            real = None
-            if masked is not None:
-                real = (_of_sample(masked, sample) > MASKED).flatten(0, 1).any(0).expand(keys)
-            for start in range(0, queries, at_a_time):
-                rows = slice(start, min(start + at_a_time, queries))
-                scores = scores_of(sample, rows)
-                counted = (scores > MASKED).any(-1)
-                if one_sequence and real is not None:
-                    counted &= real[rows]
-                p = torch.where(counted[..., None], scores.softmax(-1), 0.0)
-                first = p[..., 0] if real is None else p[..., real.int().argmax()]
-                sums = [
-                    torch.special.entr(p).sum((-2, -1)),
-                    p.amax(-1).sum(-1),
-                    first.sum(-1),
-                    _distances(p, rows),
-                ]
-                parts = [counted.sum(-1, keepdim=True).to(p.dtype), torch.stack(sums, -1), p.sum(-2)]
+        for some in _slices(samples, max(1, rows_at_a_time // queries)):
+            real = None if masked is None else _visible(masked[some]).flatten(1, 2).any(1)
+            for rows in _slices(queries, rows_at_a_time):
+                parts = _sums(scores_of(some, rows), real, rows, one_sequence)
                 if totals is None:
                     totals = parts
                 else:
                     torch._foreach_add_(totals, parts)
         if totals is not None:
             self._found.append((calling_module(self._names), one_sequence, totals))
+
+
+def _sums(
+    scores: torch.Tensor, real: torch.Tensor | None, rows: slice, one_sequence: bool
+) -> list[torch.Tensor]:
+    """Return, per head, the number of rows, the sums of their statistics, and the sum for each key.
+
+    Args:
+        scores: Of shape (samples, heads, rows, keys).
+        real: Which keys of each sample are not padding; None: all.
+        rows: Which of the queries these are.
+        one_sequence: Whether queries and keys are the same positions.
+    """
+    samples, heads, queries, keys = scores.shape
+    p = scores.softmax(-1)
+    if real is None:
+        count = scores.new_full((heads, 1), samples * queries)
+        first = p[..., 0]
+    else:
+        counted = _visible(scores).any(-1)
+        if one_sequence:
+            counted &= real[:, None, rows]
+        p = torch.where(counted[..., None], p, 0.0)
+        count = counted.sum((0, 2))[:, None].to(p.dtype)
+        at = real.int().argmax(-1).view(-1, 1, 1, 1).expand(-1, heads, queries, 1)
+        first = p.gather(-1, at).squeeze(-1)
+    summed = p.sum(0)
+    distance = summed.new_zeros(heads)
+    if one_sequence:
+        places = torch.arange(keys, dtype=p.dtype, device=p.device)
+        distance = (summed * (places - places[rows, None]).abs()).sum((-2, -1))
+    entropy = torch.special.entr(p).sum((0, 2, 3))
+    sums = torch.stack([entropy, p.amax(-1).sum((0, 2)), first.sum((0, 2)), distance], -1)
+    return [count, sums, summed.sum(-2)]
+
+
+def _slices(length: int, at_a_time: int) -> Iterator[slice]:
+    for start in range(0, length, at_a_time):
+        yield slice(start, min(start + at_a_time, length))
+
+
+def _visible(scores: torch.Tensor) -> torch.Tensor:
+    """Return which scores are not masked; NaN is none of the masks."""
+    return ~(scores <= MASKED)
 
 
 def _four_dimensional(tensor: torch.Tensor) -> torch.Tensor:
@@ -327,19 +373,5 @@ def _four_dimensional(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.ndim == 4 else tensor[None, None]
 
 
-def _of_sample(mask: torch.Tensor, sample: int) -> torch.Tensor:
-    """Return a sample's part of a mask that may be one for all."""
-    return mask[sample if mask.shape[0] > 1 else 0]
-
-
 def _precise(tensor: torch.Tensor) -> torch.dtype:
     return torch.float64 if tensor.device.type == "cpu" else torch.float32
-
-
-def _distances(p: torch.Tensor, rows: slice) -> torch.Tensor:
-    """Return, per head, the sum over rows of the mean distance from query to key."""
-    distance = (
-        torch.arange(p.shape[-1], device=p.device)
-        - torch.arange(rows.start, rows.stop, device=p.device)[:, None]
-    ).abs()
-    return (p * distance).sum((-2, -1))

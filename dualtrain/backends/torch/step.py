@@ -19,13 +19,16 @@ from dualtrain.backends._contract import (
     warn_of_batch_norm,
     warn_of_dropped_window,
 )
+from dualtrain.backends.torch import distributed
 from dualtrain.backends.torch.data import Batches
+from dualtrain.backends.torch.nonfinite import explain_nonfinite
 from dualtrain.backends.torch.optimizer import Schedule, TorchLearningRate
 from dualtrain.backends.torch.probes import sample_attention
 from dualtrain.bus import EventBus
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
 from dualtrain.events import Event
+from dualtrain.loop import end_pass
 from dualtrain.protocol import AttentionLayer, Capability, Native
 
 logger = logging.getLogger(__name__)
@@ -121,9 +124,9 @@ class TrainStep:
         automatic: bool,
     ) -> None:
         self._network = network
+        self._loss_fn = loss_fn
         self._source = "train_step" if train_step is not None else "loss_fn" if loss_fn else "the network"
         self._train_step = train_step
-        self._has_loss_fn = loss_fn is not None
         forward = forward_of(network, loss_fn, train_step)
         self._forward = forward if train_step is None else self._watched(forward)
         self._optimizers = optimizers
@@ -155,6 +158,9 @@ class TrainStep:
         self._parameter_norms_requested = False
         self._measured: list[tuple[list[Native], Norms]] = []
         self._parameter_norms: dict[str, float] | None = None
+        self._guarded = False
+        self._losses: torch.Tensor | None = None
+        self._any_rank: Callable[[bool], bool] | None = None
 
     @contextmanager
     def listening(self, bus: EventBus, context: RunContext) -> Iterator[None]:
@@ -165,9 +171,12 @@ class TrainStep:
         self._gradients_ready = bus.emitter(Event.GRADIENTS_READY)
         self._before_optimizer_step = bus.emitter(Event.BEFORE_OPTIMIZER_STEP)
         self._after_optimizer_step = bus.emitter(Event.AFTER_OPTIMIZER_STEP)
-        needed = {need for callback in bus.callbacks for need in getattr(callback, "needs", ())}
-        self._norm_needed = Capability.GRAD_NORM in needed
-        measuring = Capability.PARAMETER_GRAD_NORMS in needed and not self._automatic
+        asked_for = bus.asked_for()
+        self._norm_needed = Capability.GRAD_NORM in asked_for
+        measuring = Capability.PARAMETER_GRAD_NORMS in asked_for and not self._automatic
+        self._guarded = self._automatic and Capability.SKIP_NONFINITE in asked_for
+        if self._guarded and distributed.world_size() > 1:
+            self._any_rank = distributed.any_rank  # gradients are the same on all ranks, losses not
         with ExitStack() as hooks:
             for optimizer in self._optimizers.values():
                 if isinstance(optimizer, torch.optim.Optimizer):  # each hook costs a microsecond a step
@@ -202,17 +211,20 @@ class TrainStep:
         """Go through the batches of an epoch."""
         self._iterator = iter(self._batches)
         self._following = _UNKNOWN
-        while True:
-            batch = next(self._iterator, _END) if self._following is _UNKNOWN else self._following
-            if batch is _END:
-                return
-            self._following = _UNKNOWN
-            self.learning_rate.release()
-            self.is_update_step = self.step_skipped = self._norm_is_due = False
-            if self._measured:
-                self._measured, self._parameter_norms = [], None
-                self._parameter_norms_requested = False
-            yield batch
+        try:
+            while True:
+                batch = next(self._iterator, _END) if self._following is _UNKNOWN else self._following
+                if batch is _END:
+                    return
+                self._following = _UNKNOWN
+                self.learning_rate.release()
+                self.is_update_step = self.step_skipped = self._norm_is_due = False
+                if self._measured:
+                    self._measured, self._parameter_norms = [], None
+                    self._parameter_norms_requested = False
+                yield batch
+        finally:
+            end_pass(self._iterator, self._batches)
 
     def _is_last(self) -> bool:
         """Whether this batch is the epoch's last one: only the next one tells, so look one ahead."""
@@ -225,7 +237,7 @@ class TrainStep:
         if not self._automatic:
             return self._run_manually(batch)
         if self._filled == 0:
-            self._norm = None
+            self._norm = self._losses = None
             self._optimizer.zero_grad()
             self._window = self._accumulate_steps
         closes = self._filled + 1 >= self._window or self._is_last()
@@ -247,6 +259,9 @@ class TrainStep:
         if type(loss) is not torch.Tensor or loss.ndim != 0 or not loss.requires_grad:
             loss = checked_loss(outputs, self._source)
         self._params["net_outputs"] = visible = as_outputs(outputs)
+        if self._guarded:
+            native = loss.detach()
+            self._losses = native if self._losses is None else self._losses + native
         if self._window != 1:
             loss = loss / self._window
         if self._scaler is not None:
@@ -290,29 +305,38 @@ class TrainStep:
             self._norm = None  # a callback may have changed the gradients
         if self._parameter_norms_requested:
             self._measure_parameters(optimizer)
-        if self._clip_norm is not None:
+        if self._norm_needed or self._guarded or self._clip_norm is not None:
             gradients = self._gradients(optimizer)
-            self._norm = total_norm(gradients)
-            coefficient = torch.clamp(self._clip_norm / (self._norm + EPSILON), max=1.0)
-            scale(gradients, coefficient)
-        elif self._norm_needed:
-            self._norm = total_norm(self._gradients(optimizer))
+            self._norm = norm = total_norm(gradients)
+            self.step_skipped = self._guarded and not self._is_finite(norm)
+            if self._clip_norm is not None and not self.step_skipped:
+                scale(gradients, torch.clamp(self._clip_norm / (norm + EPSILON), max=1.0))
         if self._before_optimizer_step is not None:
             self._before_optimizer_step(self._context)
         self._driving = True
-        if self._scaler is None:
+        if self.step_skipped:
+            pass
+        elif self._scaler is None:
             optimizer.step()
         else:
             self._stepped = False
             self._scaler.step(optimizer)  # skips if unscaling has met an infinity
             self.step_skipped = not self._stepped
-            if self._automatic:
-                self._scaler.update()
+        if self._scaler is not None and self._automatic:
+            self._scaler.update()
         self._driving = False
         if not self.step_skipped:
             self._count_update(optimizer)
         if self._after_optimizer_step is not None:
             self._after_optimizer_step(self._context)
+
+    def _is_finite(self, norm: torch.Tensor) -> bool:
+        """Whether the gradients' norm and the losses of the window are finite, on all ranks. One sync."""
+        assert self._losses is not None
+        values = torch.stack((norm, self._losses.to(norm.device))).tolist()
+        self._norm = values[0]
+        finite = all(map(math.isfinite, values))
+        return finite if self._any_rank is None else not self._any_rank(not finite)
 
     def _count_update(self, optimizer: Native) -> None:
         self.is_update_step = True
@@ -406,7 +430,7 @@ class TrainStep:
         """Call a network as the step does; without the loss, where that is apart."""
         if self._train_step is not None:
             return self._train_step(network, batch)
-        return call_network(network, split_batch(batch)[0] if self._has_loss_fn else batch)
+        return call_network(network, split_batch(batch)[0] if self._loss_fn is not None else batch)
 
     def trained_parameters(self) -> dict[str, Native]:
         optimized = {
@@ -437,7 +461,17 @@ class TrainStep:
     def _measure_parameters(self, optimizer: Native) -> None:
         """Take the norms before clipping, and before the optimizer: some of torch's overwrite gradients."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._measured.append((parameters, Norms([parameter.grad for parameter in parameters])))
+        gradients = [parameter.grad for parameter in parameters]
+        self._measured.append((parameters, Norms(gradients, exact_zeros=True)))
+
+    def explain_nonfinite(self, batch: Native) -> str:
+        return explain_nonfinite(
+            self._network,
+            self._loss_fn,
+            self._forward if self._automatic else None,
+            batch,
+            autocast=self._autocast or nullcontext,
+        )
 
     # Guards.
 
@@ -477,7 +511,7 @@ class TrainStep:
             self._filled = 0
 
     def _skip_batch(self) -> None:
-        if self._no_sync is not None:
+        if self._no_sync is not None or self._any_rank is not None:
             raise RunStateError(
                 f"{self._source} returned None, which skips the batch, but the other ranks of a data "
                 f"parallel run would wait for its gradients: return a loss on every rank."
@@ -514,13 +548,14 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
 class Norms:
     """The L2 norms of tensors, which stay on their devices until they are read.
 
-    Half precision is summed in float32, and only a tensor of zeros has a norm of zero.
+    Half precision is summed in float32.
 
     Args:
         tensors: The tensors; None counts as zeros.
+        exact_zeros: Only a tensor of zeros has a norm of zero, however small its numbers are.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor | None], *, exact_zeros: bool = False) -> None:
         pieces: dict[tuple[torch.device, bool], list[tuple[int, torch.Tensor]]] = {}
         for i, tensor in enumerate(tensors):
             if tensor is not None:
@@ -529,8 +564,8 @@ class Norms:
         self._length = len(tensors)
         self._owners = [i for members in pieces.values() for i, _ in members]
         self._norms = [
-            _norms([piece for _, piece in members], on_cpu=device.type == "cpu", half=half)
-            for (device, half), members in pieces.items()
+            _norms([piece for _, piece in members], half=half, exact_zeros=exact_zeros)
+            for (_, half), members in pieces.items()
             if members
         ]
 
@@ -551,22 +586,24 @@ class Norms:
 def _pieces(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
     if tensor.is_sparse:
         tensor = tensor.coalesce().values()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
     if tensor.numel() == 0:
         return ()
     # On the CPU torch sums one by one in float32: over 40 million numbers it is off by 0.2 %.
     return torch.split(tensor.reshape(-1), _PIECE) if tensor.device.type == "cpu" else (tensor,)
 
 
-def _norms(pieces: list[torch.Tensor], *, on_cpu: bool, half: bool) -> torch.Tensor:
-    dtype = torch.float32 if half else None
-    norms = torch.stack(torch._foreach_norm(pieces, 2, dtype=dtype))
-    # Squares of numbers below 1e-23 are zero in float32, but the largest one is not. Elsewhere than
-    # on the CPU, to ask which ones these are would be a sync.
-    tiny = torch.nonzero(norms == 0).flatten() if on_cpu else torch.arange(len(pieces))
-    if len(tiny):
-        largest = torch._foreach_norm([pieces[i] for i in tiny.tolist()], math.inf, dtype=dtype)
-        tiny = tiny.to(norms.device)
-        norms[tiny] = torch.maximum(norms[tiny], torch.stack(largest))
+def _norms(pieces: list[torch.Tensor], *, half: bool, exact_zeros: bool) -> torch.Tensor:
+    norms = torch.stack(torch._foreach_norm(pieces, 2, dtype=torch.float32 if half else None))
+    if exact_zeros:
+        # Squares of numbers below 1e-23 are zero in float32, but the largest number is not. Elsewhere
+        # than on the CPU, to ask which norms are zero would be a sync.
+        on_cpu = norms.device.type == "cpu"
+        suspects = torch.nonzero(norms == 0).flatten().tolist() if on_cpu else range(len(pieces))
+        for i in suspects:
+            low, high = torch.aminmax(pieces[i])
+            norms[i] = torch.maximum(norms[i], torch.maximum(-low, high))
     return norms
 
 
