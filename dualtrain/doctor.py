@@ -82,8 +82,8 @@ def gather(*, timeout: float = 120.0, environ: Mapping[str, str] | None = None) 
         "python": {
             "version": platform.python_version(),
             "executable": sys.executable,
-            "prefix": sys.prefix,
-            "virtual": sys.prefix != sys.base_prefix or Path(sys.prefix, "conda-meta").is_dir(),
+            "prefix": os.path.realpath(sys.prefix),
+            "environment": _kind(),
             "scripts": sysconfig.get_path("scripts"),
             "pip": importlib.util.find_spec("pip") is not None,
             "platform": sys.platform,
@@ -105,6 +105,13 @@ def gather(*, timeout: float = 120.0, environ: Mapping[str, str] | None = None) 
             if packages[name] is not None
         },
     }
+
+
+def _kind() -> str | None:
+    """Return what keeps this interpreter's packages apart from others': ``venv``, ``conda`` or None."""
+    if sys.prefix != sys.base_prefix:
+        return "venv"
+    return "conda" if Path(sys.prefix, "conda-meta").is_dir() else None
 
 
 def _metadata(name: str) -> dict[str, Any]:
@@ -130,7 +137,7 @@ def _package(name: str, apart: Sequence[str]) -> dict[str, Any] | None:
         apart: ``sys.path`` without what PYTHONPATH has put there.
     """
     recorded = _metadata(name)
-    location, other = _location(PathFinder.find_spec(name)), _location(PathFinder.find_spec(name, apart))
+    location, other = (_location(PathFinder.find_spec(name, path)) for path in (_search_path(), apart))
     if recorded["recorded"] is None and location is None:
         return None
     return {
@@ -149,19 +156,24 @@ def _location(spec: Any) -> str | None:
     return str(places[0] if places else spec.origin)
 
 
+def _search_path() -> list[str]:
+    """Return ``sys.path`` without the working directory, which ``python -m`` has put in front."""
+    return sys.path[1:] if sys.path[:1] in ([""], [os.getcwd()]) else sys.path[:]
+
+
 def _without_pythonpath(environ: Mapping[str, str]) -> list[str]:
     """Return ``sys.path`` without the working directory and what PYTHONPATH has put there."""
     added = {os.path.realpath(path) for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path}
-    return [path for path in sys.path if path and os.path.realpath(path) not in added]
+    return [path for path in _search_path() if os.path.realpath(path) not in added]
 
 
 def _installed() -> dict[str, str]:
     """Return package -> version of everything that pip has recorded."""
     found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
-        name = distribution.metadata["Name"]
-        if name:  # a broken removal leaves folders without a name
-            found.setdefault(_normal(name), distribution.version)
+        name, version = distribution.metadata["Name"], distribution.metadata["Version"]
+        if name and version:  # a broken removal leaves folders without
+            found.setdefault(_normal(name), version)
     return found
 
 
@@ -177,7 +189,7 @@ def _hardware(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 _ASK = """
-import json, sys
+import json, os, sys
 found = {}
 try:
     from importlib import metadata
@@ -188,7 +200,7 @@ try:
             pass
 except ImportError:
     pass
-print("dualtrain: " + json.dumps({"executable": sys.executable, "prefix": sys.prefix,
+print("dualtrain: " + json.dumps({"executable": sys.executable, "prefix": os.path.realpath(sys.prefix),
     "version": "%d.%d.%d" % sys.version_info[:3], "packages": found}))
 """
 
@@ -582,13 +594,20 @@ def _check_torchmetrics(facts: Facts) -> Iterator[Finding]:
         yield Finding("note", "torchmetrics", text, _pip(facts, _wanted(facts, "torchmetrics")))
 
 
+def _activation(python: Mapping[str, Any]) -> str | None:
+    """Return the command that puts an environment's commands first on PATH."""
+    if python["environment"] == "conda":
+        return f"conda activate {shlex.quote(python['prefix'])}"
+    if python["environment"] is None:
+        return None
+    script = str(Path(python["scripts"], "activate"))
+    return script if python["platform"] == "win32" else f"source {shlex.quote(script)}"
+
+
 def _check_commands(facts: Facts) -> Iterator[Finding]:
     """``python`` and ``dualtrain``, as a shell finds them, are to be of one environment."""
     ours, python, program = facts["python"], facts["commands"]["python"], facts["commands"]["dualtrain"]
-    activate = None
-    if ours["virtual"]:
-        script = str(Path(ours["scripts"], "activate"))
-        activate = script if ours["platform"] == "win32" else f"source {shlex.quote(script)}"
+    activate = _activation(ours)
     if python and program and program.get("prefix") and program["prefix"] != python["prefix"]:
         text = (
             f"dualtrain on PATH ({program['program']}) is of another environment than python on PATH "
@@ -779,9 +798,12 @@ _CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
 def report(facts: Facts, findings: Sequence[Finding]) -> list[str]:
     """Return the lines that ``dualtrain doctor`` prints."""
     python = facts["python"]
-    kind = "virtual environment" if python["virtual"] else "no virtual environment"
     rows = [
-        ("Python", python["version"], f"{python['executable']} ({kind})"),
+        (
+            "Python",
+            python["version"],
+            f"{python['executable']} ({python['environment'] or 'no environment'})",
+        ),
         ("dualtrain", facts["dualtrain"]["version"], facts["dualtrain"]["location"]),
     ]
     for name in PACKAGES:

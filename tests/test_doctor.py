@@ -77,7 +77,7 @@ def facts():
             "version": "3.11.7",
             "executable": "/env/bin/python",
             "prefix": "/env",
-            "virtual": True,
+            "environment": "venv",
             "scripts": "/env/bin",
             "pip": True,
             "platform": "linux",
@@ -295,7 +295,8 @@ def test_frameworks_that_are_in_another_environment(facts):
     [
         ({}, "source /env/bin/activate"),
         ({"scripts": "/env/Scripts", "platform": "win32"}, "/env/Scripts/activate"),
-        ({"virtual": False}, "/other/bin/python -m pip install dualtrain"),
+        ({"environment": "conda"}, "conda activate /env"),
+        ({"environment": None}, "/other/bin/python -m pip install dualtrain"),
     ],
 )
 def test_python_and_dualtrain_on_path_are_of_two_environments(facts, changes, command):
@@ -637,7 +638,7 @@ def test_what_dualtrain_itself_asks_for_is_understood():
 
 def test_the_report_is_a_table_and_a_verdict(facts):
     assert doctor.report(facts, []) == [
-        "Python        3.11.7      /env/bin/python (virtual environment)",
+        "Python        3.11.7      /env/bin/python (venv)",
         "dualtrain     0.1.0       /env/site-packages/dualtrain",
         "numpy         1.26.4",
         "torch         2.13.0+cpu  cpu works",
@@ -737,7 +738,7 @@ def test_it_knows_the_interpreter_and_the_package(examined):
     python, ours = examined[1]["facts"]["python"], examined[1]["facts"]["dualtrain"]
     assert python["version"] == ".".join(map(str, sys.version_info[:3]))
     assert Path(python["executable"]).samefile(sys.executable)
-    assert python["virtual"] is (sys.prefix != sys.base_prefix)
+    assert (python["environment"] == "venv") is (sys.prefix != sys.base_prefix)
     assert (ours["version"], ours["location"]) == (dualtrain.__version__, str(ROOT / "dualtrain"))
     assert {"torch", "mindspore", "plot"} <= set(ours["extras"])
     assert examined[1]["facts"]["commands"]["python"]["prefix"] == python["prefix"]
@@ -748,6 +749,19 @@ def test_it_knows_the_interpreter_and_the_package(examined):
 def test_a_package_is_known_where_it_can_be_imported(examined, name):
     known = examined[1]["facts"]["packages"][name]
     assert (known is None) is (importlib.util.find_spec(name) is None)
+
+
+@pytest.mark.parametrize("relative", [True, False])
+def test_a_file_in_the_working_directory_is_no_package(monkeypatch, relative):
+    """``python -c`` and ``python -m`` put that directory in front; a script of another one does not."""
+    Path("no_such_package.py").write_text("")
+    monkeypatch.setattr(sys, "path", ["" if relative else os.getcwd(), *sys.path])
+    assert doctor._package("no_such_package", doctor._without_pythonpath({})) is None
+
+
+def test_what_a_framework_writes_is_not_left_here():
+    ended = doctor._run([sys.executable, "-c", "open('dropped', 'w').close()"], 120.0, os.environ)
+    assert (ended["status"], os.listdir()) == (0, [])
 
 
 @pytest.mark.torch

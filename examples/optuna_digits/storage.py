@@ -9,9 +9,14 @@ from datetime import datetime
 from pathlib import Path
 
 import optuna
-from optuna.storages import JournalStorage, RDBStorage, RetryHeartbeatStaleTrialCallback, fail_stale_trials
+from optuna.storages import JournalStorage, RDBStorage, fail_stale_trials
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
+
+try:
+    from optuna.storages import RetryHeartbeatStaleTrialCallback
+except ImportError:  # its name in Optuna 4.0
+    from optuna.storages import RetryFailedTrialCallback as RetryHeartbeatStaleTrialCallback
 
 SQLITE = "sqlite:///"
 
