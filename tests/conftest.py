@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ def promised() -> set[str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     promised()  # a misspelt promise would be none
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # As in a shell's background job, and whatever tests start would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for framework in FRAMEWORKS:
         config.addinivalue_line("markers", f"{framework}: the test needs {framework}")
 
