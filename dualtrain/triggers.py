@@ -65,6 +65,12 @@ class Every:
             assert self.epochs is not None
             self._last = epoch - epoch % self.epochs
 
+    @property
+    def next_step(self) -> float:
+        """The first step at which it is due, if it goes by steps; before it there is no need to ask."""
+        assert self.steps is not None
+        return self._last + self.steps
+
     def due(self, *, step: int = 0, epoch: int = 0) -> bool:
         """Tell whether it is time; if so, count from here."""
         if self.seconds is not None:

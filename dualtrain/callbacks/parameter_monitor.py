@@ -17,7 +17,6 @@ from dualtrain.records import Record
 from dualtrain.sinks.run_log import RunLog
 from dualtrain.triggers import positive_int
 
-_OF_A_RUN = {"_run_log", "_next_sample", "_due", "_watched", "_before", "_resuming"}
 _SHOWN = 5
 
 
@@ -157,7 +156,7 @@ class ParameterMonitor(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has the settings and no part in a running log.
-        return {name: value for name, value in self.__dict__.items() if name not in _OF_A_RUN}
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -13,8 +13,6 @@ from dualtrain.records import Record
 from dualtrain.sinks.run_log import RunLog
 from dualtrain.triggers import Every, positive_int
 
-_OF_A_RUN = {"_log", "_held", "_written_step", "_last_row", "_log_mark", "_start", "_every", "_resuming"}
-
 
 class StepLogger(Callback):
     """Log every ``log_interval``-th step, and the very last one, to a file.
@@ -52,7 +50,7 @@ class StepLogger(Callback):
 
     Cost: every ``log_interval`` steps one device sync and, on the training thread, about 7 us,
     or 15 us without a thread; otherwise a comparison, 2 us.
-    Events: train begin, step end, epoch end, train end, teardown.
+    Events: train begin, epoch begin, step end, epoch end, train end, teardown.
     """
 
     def __init__(
@@ -81,6 +79,8 @@ class StepLogger(Callback):
     def _forget_run(self) -> None:
         self._log: RunLog | None = None
         self._held: Record | None = None
+        self._next_row: float = 0
+        self._epoch_ends: int | None = None
         self._written_step = 0
         self._last_row = 0  # the same, but of this run alone
         self._log_mark = 0
@@ -94,6 +94,7 @@ class StepLogger(Callback):
         self._start = time.monotonic()
         self._every = Every(steps=self.log_interval)
         self._every.reset(step=run_context.step or 0)
+        self._next_row = self._every.next_step
         self._log = RunLog.open(
             run_context,
             self.log_file,
@@ -104,12 +105,22 @@ class StepLogger(Callback):
             meta={"log_interval": self.log_interval},
         )
 
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
+        batches = run_context.batches_per_epoch
+        self._epoch_ends = None if batches is None else (run_context.step or 0) + batches
+
     def on_train_step_end(self, run_context: RunContext) -> None:
         if self._log is None:
             return
-        self._write_held()
+        if self._held is not None:
+            self._write_held()
+        step = run_context.step or 0
+        if step < self._next_row and step != self._epoch_ends and not run_context.get_stop_requested():
+            return
+        due = self._every.due(step=step)
+        self._next_row = self._every.next_step
         may_be_last = _may_be_last_step(run_context)
-        if self._every.due(step=run_context.step or 0) or may_be_last is True:
+        if due or may_be_last is True:
             self._held = self._record(run_context)
             if may_be_last is False:
                 self._write_held()
@@ -147,7 +158,7 @@ class StepLogger(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has the settings and no part in a running log.
-        return {name: value for name, value in self.__dict__.items() if name not in _OF_A_RUN}
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
