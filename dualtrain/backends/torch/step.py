@@ -54,7 +54,7 @@ class OutputTensor(torch.Tensor):
 def as_outputs(value: Native) -> Native:
     """Detach what a step returned, also inside tuples, lists and mappings, so that no graph lives on."""
     if isinstance(value, torch.Tensor):
-        return value.detach().as_subclass(OutputTensor)
+        return torch.Tensor._make_subclass(OutputTensor, value)  # detached, in one call
     if isinstance(value, (tuple, list)):
         return tuple(as_outputs(item) for item in value)
     if isinstance(value, Mapping):
