@@ -69,7 +69,8 @@ class MiniLM(nn.Cell):
 
 def build(classes: int, seed: int, learning_rate: float) -> tuple[Any, Any, Any]:
     """Return the pretrained network with a new head, loss function and optimizer. Embeddings are frozen."""
-    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)  # so few steps are over before a graph is compiled
+    mindspore.runtime.launch_blocking()  # else PYNATIVE mode is many times slower on a CPU
     network = MiniLM(classes)
     weights = pretrained_weights(classes, seed)
     for parameter in network.get_parameters():
