@@ -216,6 +216,17 @@ def test_multi_head_attention_over_other_keys_and_without_a_batch():
     assert (layer.entropy, layer.maximum, layer.distance) == ((0,) * 4, (1,) * 4, (0,) * 4)
 
 
+@pytest.mark.torch
+def test_a_hint_that_attention_is_causal_does_not_replace_a_mask():
+    import torch
+
+    module = torch.nn.MultiheadAttention(16, 4, batch_first=True)
+    x = torch.from_numpy(normal(3, 5, 16))
+    masks = {"attn_mask": torch.from_numpy(CAUSAL.T.copy()).float(), "is_causal": True}
+    [layer] = look(module, x, x, x, forward=lambda net, b: net(*b, need_weights=True, **masks))
+    agree(layer, scores_of_module(module, x, x, attn_mask=CAUSAL.T))
+
+
 def calls_of_attention(network, *batch, **masks):
     """Run a network natively, and return (name, scores) of each nn.MultiheadAttention in it."""
     import torch
