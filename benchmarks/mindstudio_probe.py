@@ -1,7 +1,6 @@
 """What monitoring costs: dualtrain's monitors beside MindStudio Probe's, over one training loop.
 
-    pip install mindstudio-probe   # into an environment of its own: it brings a good deal along
-    python benchmarks/mindstudio_probe.py 10 12  # rounds, steps
+    python benchmarks/mindstudio_probe.py 10 12  # rounds, steps; after pip install mindstudio-probe
 
 A small Vision Transformer (dim 192, depth 4, batch 8) is trained on the CPU, one thread. In each round
 every contender trains the same network on the same batches. What is printed is the process's CPU time
@@ -54,7 +53,6 @@ class Probe:
         Path("probe.json").write_text(json.dumps({**self.settings, "output_dir": str(folder)}))
         params = run_context.original_args()
         self._monitor = TrainerMonitorV2("probe.json", fr="pytorch")
-        # It counts steps by the calls of the optimizer, which it replaces.
         self._monitor.start(model=params.network, optimizer=params.optimizer)
 
     def on_train_end(self, run_context: dt.RunContext) -> None:
@@ -62,7 +60,7 @@ class Probe:
 
 
 class Clock:
-    """Keep the CPU time at the begin of each step, from the third on."""
+    """Keep the CPU time at the begin of each step, from the third on: set-up and samples are left out."""
 
     def __init__(self) -> None:
         self.marks: list[float] = []
@@ -75,6 +73,7 @@ class Clock:
 OPS = ["min", "max", "mean", "norm"]
 CONTENDERS: dict[str, Any] = {
     "no monitor": list,
+    "dualtrain: gradient norm": lambda: [TransformerMonitor(log_file="t.jsonl", grad_interval=1)],
     "dualtrain: gradient norm, parameters": lambda: [
         TransformerMonitor(log_file="transformer.jsonl", grad_interval=1),
         ParameterMonitor(interval=1, log_file="parameters.jsonl"),

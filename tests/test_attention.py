@@ -216,6 +216,17 @@ def test_multi_head_attention_over_other_keys_and_without_a_batch():
     assert (layer.entropy, layer.maximum, layer.distance) == ((0,) * 4, (1,) * 4, (0,) * 4)
 
 
+@pytest.mark.torch
+def test_a_hint_that_attention_is_causal_does_not_replace_a_mask():
+    import torch
+
+    module = torch.nn.MultiheadAttention(16, 4, batch_first=True)
+    x = torch.from_numpy(normal(3, 5, 16))
+    masks = {"attn_mask": torch.from_numpy(CAUSAL.T.copy()).float(), "is_causal": True}
+    [layer] = look(module, x, x, x, forward=lambda net, b: net(*b, need_weights=True, **masks))
+    agree(layer, scores_of_module(module, x, x, attn_mask=CAUSAL.T))
+
+
 def calls_of_attention(network, *batch, **masks):
     """Run a network natively, and return (name, scores) of each nn.MultiheadAttention in it."""
     import torch
@@ -609,11 +620,11 @@ def test_wrappers_checkpointing_and_lazy_layers():
     counter = []
     compiled = torch.compile(network, backend=lambda graph, inputs: counter.append(1) or graph.forward)
     same(look(compiled, x), expected)
-    assert counter == []
     same(look(Calling(lambda x: compiled(x)), x), expected)
     inside = torch.nn.Sequential(compiled)
     [layer] = look(inside, x)
     assert layer.name == "0._orig_mod.attention"
+    assert counter == []
     for reentrant in (True, False):
         outer = Calling(lambda x, r=reentrant: checkpoint(network, x, use_reentrant=r))
         with pytest.warns(UserWarning, match="requires_grad") if reentrant else nullcontext():

@@ -195,8 +195,9 @@ def test_live_tensors_do_not_grow(torch_engine):
         At("on_train_step_end", count),
     ]
     model.train(1, sequences(90), callbacks)
-    assert abs(live[90][0] - live[10][0]) <= 2
-    assert abs(live[90][1] - live[10][1]) <= 2
+    # Growth alone: what other tests have left may go meanwhile.
+    assert live[90][0] - live[10][0] <= 2
+    assert live[90][1] - live[10][1] <= 2
 
 
 RANKS = """
