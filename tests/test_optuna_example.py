@@ -45,7 +45,7 @@ def test_no_trial_is_lost_or_run_twice_where_a_worker_is_killed() -> None:
     ]
     assert again.params == killed.params
     assert again.system_attrs["retry_history"] == [0]
-    # Each backend had its turn, and a whole log; of the killed run there is what was logged until then.
+    # Each backend had its turn, and a whole log.
     assert [trial.params["backend"] for trial in study.trials] == ["torch", "mindspore", "torch"]
     for trial in (other, again):
         assert trial.user_attrs["backend"] == trial.params["backend"]
@@ -54,7 +54,10 @@ def test_no_trial_is_lost_or_run_twice_where_a_worker_is_killed() -> None:
         assert [record.step for record in read_log(f"out/trial{trial.number}.jsonl").records] == list(
             range(1, 17)
         )
-    assert len(read_log("out/trial0.jsonl").records) == 15  # an epoch's last row waits for the evaluation
+    # What a killed worker leaves of its log is a beginning: the rest had not been flushed.
+    left = [record.step for record in read_log("out/trial0.jsonl").records]
+    assert left == list(range(1, len(left) + 1))
+    assert len(left) < 16
 
     # The study is complete: to go on with it runs nothing, and draws the same picture.
     before, picture = fingerprint(study), Path("out/study.png").read_bytes()
