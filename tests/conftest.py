@@ -87,14 +87,28 @@ def _mindspore_state(request: pytest.FixtureRequest) -> Iterator[None]:
     mindspore.set_context(mode=mode)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(name, marks=getattr(pytest.mark, framework), id=name)
-        for name, framework in ENGINE_NEEDS.items()
-    ]
-)
-def engine(request: pytest.FixtureRequest) -> Any:
-    """Each engine in turn: an object from tests/engines.py, which imports its framework when made."""
-    from engines import ENGINES
+def _engine_fixture(name: str, *engines: str) -> Any:
+    """Make a fixture that gives each of some engines in turn.
 
-    return ENGINES[request.param]()
+    That is an object from tests/engines.py, which imports its framework when it is made.
+    """
+    params = [
+        pytest.param(engine, marks=getattr(pytest.mark, ENGINE_NEEDS[engine]), id=engine)
+        for engine in engines
+    ]
+
+    @pytest.fixture(params=params, name=name)
+    def fixture(request: pytest.FixtureRequest) -> Any:
+        from engines import ENGINES
+
+        return ENGINES[request.param]()
+
+    return fixture
+
+
+engine = _engine_fixture("engine", *ENGINE_NEEDS)
+torch_engine = _engine_fixture("torch_engine", "torch")
+mindspore_engine = _engine_fixture("mindspore_engine", "mindspore-pynative", "mindspore-graph")
+eager_engine = _engine_fixture("eager_engine", "torch", "mindspore-pynative")
+"""Those that call Python inside a step."""
+graph_engine = _engine_fixture("graph_engine", "mindspore-graph")

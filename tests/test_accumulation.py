@@ -15,11 +15,6 @@ from dualtrain.logs import read_log
 from dualtrain.protocol import Capability
 
 
-@pytest.fixture(params=[pytest.param("torch", marks=pytest.mark.torch)])
-def torch_engine(request):
-    return ENGINES[request.param]()
-
-
 def make(engine, accumulate_steps, *, rate=0.1, network=None):
     network = network or engine.weight()
     model = dt.Model(

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from engines import ENGINES, At
+from engines import At
 
 import dualtrain as dt
 from dualtrain.errors import ArgumentValueError, RunStateError
@@ -636,16 +636,6 @@ def test_wrappers_checkpointing_and_lazy_layers():
 
 
 # MindSpore.
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(name, marks=pytest.mark.mindspore, id=name)
-        for name in ("mindspore-pynative", "mindspore-graph")
-    ]
-)
-def mindspore_engine(request):
-    return ENGINES[request.param]()
 
 
 def look_on_mindspore(network, *batch, forward=None, samples=None, function=None):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import ENGINES, Recorder, batches, ones
+from engines import Recorder, batches, ones
 
 import dualtrain as dt
 from dualtrain.callbacks import SmartTrainer, StepLogger
@@ -388,11 +388,6 @@ def test_the_network_is_in_training_mode_at_every_training_step_and_at_no_evalua
     assert evaluating == [False] * 8
 
 
-@pytest.fixture(params=[pytest.param("torch", marks=pytest.mark.torch)])
-def torch_engine(request):
-    return ENGINES[request.param]()
-
-
 PAIR = [(np.array([[10], [12]], np.float32), np.zeros((2, 1), np.float32))]
 FAR = [(np.array([[1000], [3000]], np.float32), np.zeros((2, 1), np.float32))]
 
@@ -416,16 +411,6 @@ def test_running_statistics_move_in_training_alone(torch_engine):
     assert network.norm.running_mean.item() == ends[-1]
     model.train(1, PAIR)
     assert network.norm.running_mean.item() == pytest.approx(3.7829)
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(name, marks=pytest.mark.mindspore)
-        for name in ("mindspore-pynative", "mindspore-graph")
-    ]
-)
-def mindspore_engine(request):
-    return ENGINES[request.param]()
 
 
 def normed_cell(engine):

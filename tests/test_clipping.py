@@ -16,21 +16,6 @@ from dualtrain.protocol import Capability
 NORM = {Capability.GRAD_NORM}
 
 
-@pytest.fixture(params=[pytest.param("torch", marks=pytest.mark.torch)])
-def torch_engine(request):
-    return ENGINES[request.param]()
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(name, marks=pytest.mark.mindspore, id=name)
-        for name in ("mindspore-pynative", "mindspore-graph")
-    ]
-)
-def mindspore_engine(request):
-    return ENGINES[request.param]()
-
-
 def make(engine, clip_norm=None, *, rate=0.1, **options):
     network = engine.plane()
     optimizer = engine.sgd(network, rate)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from engines import ENGINES, At, Seen, batches, columns, ones
+from engines import At, Seen, batches, columns, ones
 
 import dualtrain as dt
 from dualtrain.errors import CapabilityError
@@ -16,27 +16,6 @@ INSIDE = [
     "on_before_optimizer_step",
     "on_after_optimizer_step",
 ]
-
-
-@pytest.fixture(
-    params=[
-        pytest.param("torch", marks=pytest.mark.torch, id="torch"),
-        pytest.param("mindspore-pynative", marks=pytest.mark.mindspore, id="mindspore-pynative"),
-    ]
-)
-def eager_engine(request):
-    """An engine that calls Python inside a step."""
-    return ENGINES[request.param]()
-
-
-@pytest.fixture(params=[pytest.param("torch", marks=pytest.mark.torch)])
-def torch_engine(request):
-    return ENGINES[request.param]()
-
-
-@pytest.fixture(params=[pytest.param("mindspore-graph", marks=pytest.mark.mindspore)])
-def graph_engine(request):
-    return ENGINES[request.param]()
 
 
 class Inside:

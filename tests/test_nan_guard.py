@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from engines import ENGINES, At, Seen, batches, columns, ones
+from engines import At, Seen, batches, columns, ones
 
 import dualtrain as dt
 from dualtrain.backends import find_backend
@@ -17,27 +17,6 @@ from dualtrain.testing import FakeLoop
 
 INF, NAN = math.inf, math.nan
 GUARD = "dualtrain.callbacks.nan_guard"
-
-
-@pytest.fixture(params=[pytest.param("torch", marks=pytest.mark.torch)])
-def torch_engine(request):
-    return ENGINES[request.param]()
-
-
-@pytest.fixture(
-    params=[
-        pytest.param("torch", marks=pytest.mark.torch, id="torch"),
-        pytest.param("mindspore-pynative", marks=pytest.mark.mindspore, id="mindspore-pynative"),
-    ]
-)
-def eager_engine(request):
-    """An engine that calls Python inside a step."""
-    return ENGINES[request.param]()
-
-
-@pytest.fixture(params=[pytest.param("mindspore-graph", marks=pytest.mark.mindspore)])
-def graph_engine(request):
-    return ENGINES[request.param]()
 
 
 class Unexplained(dt.Callback):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import ENGINES, At, Seen, Stream, batches, columns
+from engines import At, Seen, Stream, batches, columns
 
 import dualtrain as dt
 from dualtrain.backends import find_backend
@@ -22,21 +22,6 @@ from dualtrain.protocol import Capability
 from dualtrain.testing import FakeLoop
 
 INF = math.inf
-
-
-@pytest.fixture(params=[pytest.param("torch", marks=pytest.mark.torch)])
-def torch_engine(request):
-    return ENGINES[request.param]()
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(name, marks=pytest.mark.mindspore, id=name)
-        for name in ("mindspore-pynative", "mindspore-graph")
-    ]
-)
-def mindspore_engine(request):
-    return ENGINES[request.param]()
 
 
 def close(value, rel=2e-6):

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from engines import ENGINES, At, Seen, batches, columns, ones
+from engines import At, Seen, batches, columns, ones
 
 import dualtrain as dt
 from dualtrain.backends import find_backend
@@ -14,32 +14,6 @@ from dualtrain.protocol import Capability
 INF = math.inf
 OVERFLOW = batches((1, 0), (INF, 0), (1, 0), (1, 0))
 """Gradients 1, infinity, 1, 1."""
-
-
-@pytest.fixture(params=[pytest.param("torch", marks=pytest.mark.torch)])
-def torch_engine(request):
-    return ENGINES[request.param]()
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(name, marks=pytest.mark.mindspore, id=name)
-        for name in ("mindspore-pynative", "mindspore-graph")
-    ]
-)
-def mindspore_engine(request):
-    return ENGINES[request.param]()
-
-
-@pytest.fixture(
-    params=[
-        pytest.param("torch", marks=pytest.mark.torch, id="torch"),
-        pytest.param("mindspore-pynative", marks=pytest.mark.mindspore, id="mindspore-pynative"),
-    ]
-)
-def eager_engine(request):
-    """An engine that calls Python inside a step."""
-    return ENGINES[request.param]()
 
 
 def close(values):

@@ -14,21 +14,6 @@ import dualtrain as dt
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
 from dualtrain.protocol import Capability
 
-MINDSPORE_ENGINES = [
-    pytest.param(name, marks=pytest.mark.mindspore, id=name)
-    for name in ("mindspore-pynative", "mindspore-graph")
-]
-
-
-@pytest.fixture(params=MINDSPORE_ENGINES)
-def mindspore_engine(request):
-    return ENGINES[request.param]()
-
-
-@pytest.fixture(params=[pytest.param("torch", marks=pytest.mark.torch)])
-def torch_engine(request):
-    return ENGINES[request.param]()
-
 
 class At:
     """Do something at an event: ``At("on_train_step_end", action, step=3)``."""

@@ -6,43 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from engines import ENGINES, At, Seen, batches, ones
+from engines import At, Seen, batches, ones
 
 import dualtrain as dt
 from dualtrain.backends import find_backend
 from dualtrain.callbacks import LabelSmoothing, LearningRateWarmup, LrCheck
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, CapabilityError
-
-
-@pytest.fixture(
-    params=[
-        pytest.param("torch", marks=pytest.mark.torch, id="torch"),
-        pytest.param("mindspore-pynative", marks=pytest.mark.mindspore, id="mindspore-pynative"),
-    ]
-)
-def eager_engine(request):
-    """An engine that calls Python inside a step."""
-    return ENGINES[request.param]()
-
-
-@pytest.fixture(params=[pytest.param("torch", marks=pytest.mark.torch)])
-def torch_engine(request):
-    return ENGINES[request.param]()
-
-
-@pytest.fixture(params=[pytest.param("mindspore-graph", marks=pytest.mark.mindspore)])
-def graph_engine(request):
-    return ENGINES[request.param]()
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(name, marks=pytest.mark.mindspore, id=name)
-        for name in ("mindspore-pynative", "mindspore-graph")
-    ]
-)
-def mindspore_engine(request):
-    return ENGINES[request.param]()
 
 
 def close(values):

@@ -14,22 +14,6 @@ import dualtrain as dt
 from dualtrain.backends import find_backend
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 
-
-@pytest.fixture(params=[pytest.param("torch", marks=pytest.mark.torch)])
-def torch_engine(request):
-    return ENGINES[request.param]()
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(name, marks=pytest.mark.mindspore, id=name)
-        for name in ("mindspore-pynative", "mindspore-graph")
-    ]
-)
-def mindspore_engine(request):
-    return ENGINES[request.param]()
-
-
 # The schedules: each makes a scheduler over an optimizer, for a run of 12 updates.
 
 

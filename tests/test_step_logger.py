@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import ENGINES, Recorder, batches, ones
+from engines import Recorder, batches, ones
 
 import dualtrain as dt
 from dualtrain.callbacks import StepLogger
@@ -47,12 +47,6 @@ def run(engine, *callbacks, epochs=1, data=None, valid=None, lr=0.25, w=1.0, **o
     model = dt.Model(network, engine.loss_fn(), engine.sgd(network, lr))
     model.fit(epochs, ones(3) if data is None else data, valid, callbacks=list(callbacks), **options)
     return network
-
-
-@pytest.fixture(params=[pytest.param("torch", marks=pytest.mark.torch)])
-def torch_engine(request):
-    """One engine, for what is the same on each."""
-    return ENGINES[request.param]()
 
 
 class At:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import ENGINES, At, Seen, Stream, columns, ones
+from engines import At, Seen, Stream, columns, ones
 
 import dualtrain as dt
 from dualtrain.callbacks import SmartTrainer, StepLogger, TransformerMonitor
@@ -23,11 +23,6 @@ from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateErro
 from dualtrain.logs import read_log
 
 NONE_FOUND = "found no attention"
-
-
-@pytest.fixture(params=[pytest.param("torch", marks=pytest.mark.torch)])
-def torch_engine(request):
-    return ENGINES[request.param]()
 
 
 def sequences(count, size=6, tokens=4):
