@@ -21,6 +21,7 @@ import dualtrain as dt
 from dualtrain.callbacks import SmartTrainer, StepLogger, TransformerMonitor
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
 from dualtrain.logs import read_log
+from dualtrain.testing import FakeLoop
 
 NONE_FOUND = "found no attention"
 
@@ -582,3 +583,14 @@ def test_manual_optimisation_needs_a_function(torch_engine):
     model.train(1, columns((3, 4)), monitor)
     assert [(row["grad_norm"], "attention" in row) for row in rows_of("log.jsonl")] == [(close(5), True)]
     assert len(uniform.given) == 1
+
+
+def test_a_resumed_run_that_ends_before_its_first_row_still_leaves_a_log_to_continue():
+    monitor = TransformerMonitor(log_file="monitor.jsonl")
+    FakeLoop([1.0]).run(monitor)
+    again = TransformerMonitor(log_file="monitor.jsonl")
+    again.load_state_dict(monitor.state_dict())
+    states = []
+    FakeLoop([1.0]).run([again, At("on_train_step_begin", lambda c: states.append(again.state_dict()))])
+    assert states == [monitor.state_dict()]
+    assert len(read_log("monitor.jsonl").records) == 2

@@ -129,8 +129,11 @@ class TransformerMonitor(Callback):
         self._trouble: str | None = None
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        resuming, self._resuming = self._resuming, False
+        resuming, rows = self._resuming, self._rows
+        self._resuming = False
         self._forget_run()
+        if resuming:
+            self._rows = rows
         if self.log_file is not None:
             self._log = RunLog.open(
                 run_context,
