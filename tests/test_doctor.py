@@ -11,10 +11,13 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from packaging.markers import default_environment
 
 import dualtrain
 from dualtrain import doctor
-from dualtrain.doctor import Finding
+from dualtrain.doctor import Finding, process
+from dualtrain.doctor import facts as gathering
+from dualtrain.doctor.requirements import requirements, satisfies, short
 
 ROOT = Path(dualtrain.__file__).parent.parent
 
@@ -57,6 +60,10 @@ OTHER = {
     "version": "3.12.1",
     "packages": {},
 }
+
+
+def python_markers(version):
+    return {"python_full_version": version, "python_version": version.rpartition(".")[0]}
 
 
 @pytest.fixture
@@ -104,6 +111,7 @@ def facts():
             ],
         },
         "packages": {**packages, "dualtrain": package("dualtrain", "0.1.0")},
+        "markers": {**default_environment(), **python_markers("3.11.7")},
         "installed": {
             **{name: known["version"] for name, known in packages.items() if known},
             "dualtrain": "0.1.0",
@@ -130,6 +138,11 @@ def install(facts, name, version, **more):
     if name in doctor.PACKAGES:
         known = facts["packages"][name] or package(name, version)
         facts["packages"][name] = {**known, "version": version, **more}
+
+
+def use_python(facts, version):
+    facts["python"]["version"] = version
+    facts["markers"] |= python_markers(version)
 
 
 def remove(facts, *names):
@@ -239,7 +252,7 @@ def test_a_path_with_a_blank_is_quoted(facts):
 
 
 def test_a_python_that_is_too_old(facts):
-    facts["python"]["version"] = "3.9.18"
+    use_python(facts, "3.9.18")
     remove(facts, "torch", "torchmetrics", "mindspore")
     assert problems(facts) == [
         problem(
@@ -251,7 +264,7 @@ def test_a_python_that_is_too_old(facts):
 
 
 def test_a_python_that_mindspore_does_not_support(facts):
-    facts["python"]["version"] = "3.13.0"
+    use_python(facts, "3.13.0")
     assert problems(facts) == [
         problem(
             "framework-python",
@@ -539,7 +552,7 @@ def test_torch_without_torchmetrics_is_a_note(facts):
 
 
 def test_problems_come_before_notes(facts):
-    facts["python"]["version"] = "3.13.0"
+    use_python(facts, "3.13.0")
     install(facts, "numpy", "2.4.6")
     assert [(f.level, f.check) for f in doctor.check(facts)] == [
         ("problem", "framework-python"),
@@ -568,69 +581,38 @@ def test_a_checkout_that_is_not_installed_is_judged_by_what_is_known(facts):
     ("version", "specifier", "expected"),
     [
         ("2.13.0+cpu", ">=2.6", True),
-        ("2.5.1", ">=2.6", False),
-        ("2.10", "<2.11", True),
-        ("2.9", ">=2.10", False),
-        ("2.0", ">=2", True),
-        ("2", ">=2.0.0", True),
-        ("2.6.0rc1", ">=2.6", False),
-        ("2.6.0.dev20250101", ">=2.6", False),
-        ("2.6.1rc1", ">=2.6", True),
-        ("2.6.0.post1", ">=2.6", True),
-        ("2.11.0rc1", "<2.11", False),
-        ("1.26.4", ">=1.25,<2", True),
-        ("2.0.0", ">=1.25,<2", False),
-        ("1.4", ">1.4", False),
-        ("1.4.1", ">1.4", True),
-        ("1.4", "<=1.4", True),
-        ("1.4.1", "<=1.4", False),
-        ("3.6.0", "!=3.6.0", False),
-        ("3.6.1", "!=3.6.0", True),
-        ("3.6.1", "==3.6.*", True),
-        ("3.7", "==3.6.*", False),
-        ("3.6.1", "!=3.6.*", False),
         ("2.13.0+cpu", "==2.13.0", True),
-        ("1.4.5", "~=1.4.2", True),
-        ("1.5.0", "~=1.4.2", False),
-        ("1.4.1", "~=1.4.2", False),
-        ("1.9", "~=1.4", True),
+        ("2.9", ">=2.10", False),
+        ("2.6.0rc1", ">=2.6", False),
+        ("2.6.1rc1", ">=2.6", True),  # a pre-release counts, where pip would need --pre to take it
+        ("2.11.0rc1", "<2.11", False),
         ("unknown", ">=2.6", True),
-        ("1.0", "===1.0", True),
         ("1.0", "", True),
     ],
 )
 def test_a_version_is_in_a_range(version, specifier, expected):
-    assert doctor.satisfies(version, specifier) is expected
+    assert satisfies(version, specifier) is expected
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("numpy", [("numpy", "", None)]),
-        ("Typing_Extensions (>=4.10, <5)", [("typing-extensions", ">=4.10,<5", None)]),
-        ("ray[tune]>=2; extra == 'ray'", [("ray", ">=2", "ray")]),
+        ("numpy", [("numpy", None)]),
+        ("Typing_Extensions (>=4.10, <5)", [("typing-extensions<5,>=4.10", None)]),
+        ("ray[tune]>=2; extra == 'ray'", [("ray>=2", "ray")]),
+        ("ray[tune]>=2; extra == 'other'", []),
         ('tomli>=2; python_version < "3.11"', []),
-        ('tomli>=2; python_version < "3.12"', [("tomli", ">=2", None)]),
-        ('a>=2; (python_version < "3.12") and extra == "b"', [("a", ">=2", "b")]),
-        ('triton==3.4; platform_system == "Linux"', []),
-        ('a; extra == "b" or extra == "c"', []),
-        ("a @ https://example.org/a.whl", []),
+        ('tomli>=2; python_version < "3.12"', [("tomli>=2", None)]),
+        ('a>=2; (python_version < "3.12") and extra == "ray"', [("a>=2", "ray")]),
+        ('a>=2; python_version < "3.11" and extra == "ray"', []),
+        ('triton==3.4; platform_system == "Linux"', [("triton==3.4", None)]),
+        ('triton==3.4; platform_system == "Darwin"', []),
+        ("pytz (>2011k)", []),  # metadata of 2018
     ],
 )
-def test_a_requirement_is_read_or_left_out(line, expected):
-    assert list(doctor._requirements([line], "3.11.7")) == expected
-
-
-def test_what_dualtrain_itself_asks_for_is_understood():
-    """Left out, a requirement would not be checked: each one has to be read."""
-    tomllib = pytest.importorskip("tomllib")  # Python 3.11
-    checkout = Path(__file__).parent.parent / "pyproject.toml"
-    project = tomllib.loads(checkout.read_text(encoding="utf-8"))["project"]
-    lines = [
-        *project["dependencies"],
-        *(line for lines in project["optional-dependencies"].values() for line in lines),
-    ]
-    assert len(list(doctor._requirements(lines, "3.11.7"))) == len(lines)
+def test_a_requirement_is_read_where_it_applies(facts, line, expected):
+    facts["markers"]["platform_system"] = "Linux"
+    assert [(short(asked), extra) for asked, extra in requirements(facts, [line], ["ray"])] == expected
 
 
 # Telling.
@@ -756,11 +738,11 @@ def test_a_file_in_the_working_directory_is_no_package(monkeypatch, relative):
     """``python -c`` and ``python -m`` put that directory in front; a script of another one does not."""
     Path("no_such_package.py").write_text("")
     monkeypatch.setattr(sys, "path", ["" if relative else os.getcwd(), *sys.path])
-    assert doctor._package("no_such_package", doctor._without_pythonpath({})) is None
+    assert gathering._package("no_such_package", gathering._without_pythonpath({})) is None
 
 
 def test_what_a_framework_writes_is_not_left_here():
-    ended = doctor._run([sys.executable, "-c", "open('dropped', 'w').close()"], 120.0, os.environ)
+    ended = process.run([sys.executable, "-c", "open('dropped', 'w').close()"], 120.0, os.environ)
     assert (ended["status"], os.listdir()) == (0, [])
 
 
@@ -795,7 +777,7 @@ def test_mindspore_works_here(examined):
 def test_mindspore_says_why_a_device_is_not_to_be_had(tmp_path):
     if list(Path("/dev").glob("davinci*")):
         pytest.skip("there is an Ascend device")
-    ended = doctor._probe("mindspore", "Ascend", 120.0, os.environ)
+    ended = gathering._probe("mindspore", "Ascend", 120.0, os.environ)
     assert (ended["status"], ended["target"]) == (0, "Ascend")
     assert ended["told"][-1]["works"] is False
     assert "Ascend" in ended["told"][-1]["error"]
@@ -820,7 +802,7 @@ def broken(directory, name, source):
 @pytest.mark.parametrize("name", doctor.FRAMEWORKS)
 def test_a_framework_that_ends_its_process_ends_no_other(tmp_path, name, source, status):
     environ = broken(tmp_path, name, source)
-    ended = doctor._probe(name, "CPU", 2.0 if status is None else 120.0, environ)
+    ended = gathering._probe(name, "CPU", 2.0 if status is None else 120.0, environ)
     assert (ended["status"], ended["told"]) == (status, [])
     if status == 1:
         assert ended["errors"].strip().endswith("ImportError: libnone.so: cannot open shared object file")
@@ -828,7 +810,7 @@ def test_a_framework_that_ends_its_process_ends_no_other(tmp_path, name, source,
 
 def test_what_a_framework_prints_is_no_finding(tmp_path):
     source = "print('[WARNING] dualtrain: {}'); print('dualtrain: cut sho'); raise SystemExit(0)"
-    ended = doctor._probe("torch", "", 120.0, broken(tmp_path, "torch", source))
+    ended = gathering._probe("torch", "", 120.0, broken(tmp_path, "torch", source))
     assert (ended["status"], ended["told"]) == (0, [])
     assert "WARNING" in ended["output"]
 
@@ -841,11 +823,11 @@ def test_a_process_that_is_ended_takes_its_children_along():
     )
     with subprocess.Popen(
         [sys.executable, "-c", source], stdout=subprocess.PIPE, start_new_session=True
-    ) as process:
-        assert process.stdout.readline() == b"1\n"
-        doctor._end(process)
-        assert process.stdout.read() == b""  # it would not end while a child held the pipe
-        assert process.returncode == -signal.SIGKILL
+    ) as parent:
+        assert parent.stdout.readline() == b"1\n"
+        process.end(parent)
+        assert parent.stdout.read() == b""  # it would not end while a child held the pipe
+        assert parent.returncode == -signal.SIGKILL
 
 
 def test_a_problem_is_exit_status_1_and_is_printed(tmp_path):
@@ -886,11 +868,11 @@ def test_a_pythonpath_is_told_from_the_environments_own(tmp_path):
 def test_the_python_of_a_command_is_found(tmp_path, script, expected):
     program = tmp_path / "dualtrain"
     program.write_bytes(script)
-    assert doctor._interpreter(str(program)) == expected
+    assert gathering._interpreter(str(program)) == expected
 
 
 def test_the_python_of_a_command_that_is_no_script_is_beside_it(tmp_path):
     (tmp_path / "dualtrain").write_bytes(b"MZ\x90\x00")
     (tmp_path / "python").write_text("#!/bin/sh\n")
     (tmp_path / "python").chmod(0o755)
-    assert doctor._interpreter(str(tmp_path / "dualtrain")) == str(tmp_path / "python")
+    assert gathering._interpreter(str(tmp_path / "dualtrain")) == str(tmp_path / "python")
