@@ -36,12 +36,12 @@ class Emitter:
         self.event = event
         self.calls = tuple(hooks)
 
-    def __call__(self, context: RunContext, *extra: Any) -> None:
+    def __call__(self, context: RunContext) -> None:
         context.event = self.event
         owner = None
         try:
             for owner, hook in self.calls:  # noqa: B007 - read where an error is caught
-                hook(context, *extra)
+                hook(context)
         except BaseException as error:
             _add_note(error, f"raised in {_where(owner, self.event, context)}")
             raise
@@ -64,10 +64,10 @@ class TimedEmitter(Emitter):
     def _timed(self, owner: Any, hook: Hook) -> Hook:
         name = _name(owner)
 
-        def timed(context: RunContext, *extra: Any) -> None:
+        def timed(context: RunContext, *error: BaseException) -> None:
             begin = perf_counter()
             try:
-                hook(context, *extra)
+                hook(context, *error)
             finally:
                 self.times[name] = self.times.get(name, 0.0) + perf_counter() - begin
 

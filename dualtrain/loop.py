@@ -23,7 +23,7 @@ def run_training(
     initial_epoch: int = 0,
     evaluate: Callable[[], None] | None = None,
     valid_frequency: int | list[int] = 1,
-    agree: Callable[[bool], bool] = bool,
+    agree: Callable[[bool], bool] | None = None,
     epoch_ended: Callable[[], None] | None = None,
 ) -> None:
     """Train from ``initial_epoch`` to ``epoch``, emitting the events of ``dualtrain.events``.
@@ -37,13 +37,16 @@ def run_training(
         initial_epoch: Epochs done before this run.
         evaluate: Evaluates once, emitting the eval events; None if there is nothing to evaluate.
         valid_frequency: Evaluate every so many epochs, or at the epochs listed.
-        agree: Makes the ranks of a distributed run agree on a stop; called on every step.
+        agree: Makes the ranks of a distributed run agree on a stop; called on every step. None: there is
+            one rank.
         epoch_ended: Called after each ``on_train_epoch_end``, with the evaluation's results still there.
     """
     params = context.original_args()
     step_begin = bus.emitter(Event.TRAIN_STEP_BEGIN)
     step_end = bus.emitter(Event.TRAIN_STEP_END)
-    stop_requested = context.get_stop_requested
+    should_stop = context.get_stop_requested
+    if agree is not None:
+        should_stop = lambda: agree(context.get_stop_requested())  # noqa: E731 - asked at every step
 
     bus.emit(Event.TRAIN_BEGIN, context)
     for number in range(initial_epoch + 1, epoch + 1):
@@ -60,7 +63,7 @@ def run_training(
                 params["net_outputs"] = step(batch)
                 if step_end is not None:
                     step_end(context)
-                if agree(stop_requested()):
+                if should_stop():
                     context._stop_as_agreed()
                     break
         finally:
@@ -72,7 +75,7 @@ def run_training(
             epoch_ended()
         params.pop("metrics", None)
         params.pop("eval_results", None)
-        if agree(stop_requested()):
+        if should_stop():
             context._stop_as_agreed()
             break
     bus.emit(Event.TRAIN_END, context)

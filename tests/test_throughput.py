@@ -285,6 +285,23 @@ def test_where_nobody_asks_emitting_is_what_it_was():
     assert type(asked.emitter(dt.Event.TRAIN_STEP_END)) is not bus.Emitter
 
 
+def test_an_error_is_told_where_callbacks_are_timed():
+    """The one event with something to tell beside the context."""
+    told = []
+
+    class Tells(dt.Callback):
+        def on_exception(self, run_context, error):
+            told.append(error)
+
+    error = RuntimeError("boom")
+    context = dt.RunContext({"mode": "train", "cur_step_num": 1, "cur_epoch_num": 1})
+    times = {}
+    with pytest.raises(RuntimeError), EventBus([Tells()], callback_times=times).lifecycle(context):
+        raise error
+    assert told == [error]
+    assert list(times) == ["Tells"]
+
+
 # Its arguments.
 
 

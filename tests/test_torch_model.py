@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,51 @@ def test_outputs_are_detached_plain_tensors_that_also_answer_asnumpy(engine: Any
     dt.Model(network, engine.loss_fn(), engine.sgd(network)).train(1, ones(1), look)
     assert look.kinds == (True, False, torch.Tensor)
     assert look.value == np.float32(1.0)
+
+
+@pytest.mark.parametrize("event", ["on_train_epoch_end", "on_train_end", "on_exception"])
+def test_outputs_are_detached_where_no_callback_listens_to_steps(engine: Any, event: str) -> None:
+    """They are left as they come until somebody can look at them: here, when the pass is over."""
+
+    def batches() -> Any:
+        yield from ones(2)
+        if event == "on_exception":
+            raise RuntimeError("no")
+
+    seen = []
+
+    class Look(dt.Callback):
+        pass
+
+    def look(self: Look, run_context: Any, *error: Any) -> None:
+        outputs = run_context.original_args().net_outputs
+        seen.append((outputs.requires_grad, float(outputs.asnumpy())))
+
+    setattr(Look, event, look)
+    network = engine.weight()
+    with pytest.raises(RuntimeError, match="no") if event == "on_exception" else nullcontext():
+        dt.Model(network, engine.loss_fn(), engine.sgd(network)).train(1, batches(), Look())
+    assert seen == [(False, pytest.approx(0.9))]
+
+
+def test_what_nobody_watches_is_trained_alike(engine: Any) -> None:
+    """A step around which nothing is asked for goes another way through the code."""
+    import torch
+
+    def trained(*callbacks: Any) -> Any:
+        torch.manual_seed(1)
+        network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(), torch.nn.Linear(4, 1))
+        optimizer = torch.optim.AdamW(network.parameters(), 0.1)
+        data = [(torch.randn(5, 3), torch.randn(5, 1)) for _ in range(4)]
+        seen: list[Any] = []
+        ends = At("on_train_epoch_end", lambda c: seen.append((c.global_step, c.loss, c.lr, c.grad_norm)))
+        dt.Model(network, torch.nn.MSELoss(), optimizer).train(2, data, [*callbacks, ends])
+        return seen, [p.detach().tolist() for p in network.parameters()]
+
+    plain = trained()
+    assert [row[0] for row in plain[0]] == [4, 8]
+    assert trained(At("on_train_step_end", bool)) == plain
+    assert trained(At("on_after_backward", bool)) == plain
 
 
 def test_bfloat16_outputs_read_as_floats(engine: Any) -> None:

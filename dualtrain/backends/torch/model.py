@@ -216,7 +216,7 @@ class TorchModel:
                 initial_epoch=initial_epoch,
                 evaluate=evaluate,
                 valid_frequency=valid_frequency,
-                agree=bool if BACKEND.world_size() == 1 else BACKEND.any_rank,
+                agree=None if BACKEND.world_size() == 1 else BACKEND.any_rank,
                 epoch_ended=step.epoch_ended,
             )
 

@@ -36,6 +36,14 @@ logger = logging.getLogger(__name__)
 
 _END = object()
 _UNKNOWN = object()
+_EVENTS_OF_STEPS = (
+    Event.TRAIN_STEP_BEGIN,
+    Event.TRAIN_STEP_END,
+    Event.AFTER_BACKWARD,
+    Event.GRADIENTS_READY,
+    Event.BEFORE_OPTIMIZER_STEP,
+    Event.AFTER_OPTIMIZER_STEP,
+)
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -154,6 +162,8 @@ class TrainStep:
         self._norm: torch.Tensor | float | None = None
         self._norm_is_due = False
         self._norm_needed = False
+        self._is_plain = False
+        self._outputs_are_read = True
         self._parameter_norms_requested = False
         self._measured: list[tuple[list[Native], Norms]] = []
         self._parameter_norms: dict[str, float] | None = None
@@ -176,6 +186,23 @@ class TrainStep:
         self._norm_needed = Capability.GRAD_NORM in asked_for or (in_place and bool(bus.callbacks))
         measuring = Capability.PARAMETER_GRAD_NORMS in asked_for and not self._automatic
         self._guarded = self._automatic and Capability.SKIP_NONFINITE in asked_for
+        schedule = self._schedule
+        self._outputs_are_read = (schedule is not None and schedule.monitor == "loss") or any(
+            bus.emitter(event) is not None for event in _EVENTS_OF_STEPS
+        )
+        self._is_plain = self._automatic and not (
+            self._after_backward
+            or self._gradients_ready
+            or self._before_optimizer_step
+            or self._after_optimizer_step
+            or self._norm_needed
+            or self._guarded
+            or self._clip_norm is not None
+            or self._scaler is not None
+            or self._autocast is not None
+            or self._no_sync is not None
+            or (schedule is not None and schedule.interval == "update")
+        )
         if self._guarded and distributed.world_size() > 1:
             self._any_rank = distributed.any_rank  # gradients are the same on all ranks, losses not
         with ExitStack() as hooks:
@@ -210,22 +237,27 @@ class TrainStep:
 
     def __iter__(self) -> Iterator[Native]:
         """Go through the batches of an epoch."""
-        self._iterator = iter(self._batches)
+        self._iterator = iterator = iter(self._batches)
         self._following = _UNKNOWN
         try:
             while True:
-                batch = next(self._iterator, _END) if self._following is _UNKNOWN else self._following
+                if self._following is _UNKNOWN:
+                    batch = next(iterator, _END)
+                else:
+                    batch, self._following = self._following, _UNKNOWN
                 if batch is _END:
                     return
-                self._following = _UNKNOWN
-                self.learning_rate.release()
+                if self._schedule is not None:
+                    self.learning_rate.release()
                 self.is_update_step = self.step_skipped = self._norm_is_due = False
                 if self._measured:
                     self._measured, self._parameter_norms = [], None
                     self._parameter_norms_requested = False
                 yield batch
         finally:
-            end_pass(self._iterator, self._batches)
+            if not self._outputs_are_read:  # until now, when the pass is over
+                self._params["net_outputs"] = as_outputs(self._params.get("net_outputs"))
+            end_pass(iterator, self._batches)
 
     def _is_last(self) -> bool:
         """Whether this batch is the epoch's last one: only the next one tells, so look one ahead."""
@@ -241,11 +273,28 @@ class TrainStep:
             self._norm = self._losses = None
             self._optimizer.zero_grad()
             self._window = self._accumulate_steps
+            if self._is_plain and self._window == 1 and not self._parameter_norms_requested:
+                return self._run_plainly(batch)
         closes = self._filled + 1 >= self._window or self._is_last()
         if closes or self._no_sync is None:
             return self._run(batch, closes)
         with self._no_sync():  # gradients are reduced once, with the window's last batch
             return self._run(batch, closes)
+
+    def _run_plainly(self, batch: Native) -> Native:
+        """Do what ``_run`` and ``_update`` do, 3 us faster, where nothing is asked for in between."""
+        outputs = self._forward(batch)
+        if outputs is None:
+            self._skip_batch()
+            return None
+        loss = outputs
+        if type(loss) is not torch.Tensor or loss.ndim != 0 or not loss.requires_grad:
+            loss = checked_loss(outputs, self._source)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        self.global_step += 1
+        self.is_update_step = self._norm_is_due = True
+        return as_outputs(outputs) if self._outputs_are_read else outputs
 
     def _run(self, batch: Native, closes: bool) -> Native:
         if self._autocast is None:
@@ -259,7 +308,8 @@ class TrainStep:
         loss = outputs
         if type(loss) is not torch.Tensor or loss.ndim != 0 or not loss.requires_grad:
             loss = checked_loss(outputs, self._source)
-        self._params["net_outputs"] = visible = as_outputs(outputs)
+        if self._outputs_are_read:
+            self._params["net_outputs"] = outputs = as_outputs(outputs)
         if self._guarded:
             native = loss.detach()
             self._losses = native if self._losses is None else self._losses + native
@@ -273,7 +323,7 @@ class TrainStep:
             self._after_backward(self._context)
         if closes:
             self._update()
-        return visible
+        return outputs
 
     def _watched(self, forward: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Note that the user's ``train_step`` is running, in which the optimizer must not step."""
@@ -298,9 +348,8 @@ class TrainStep:
 
     def _finish_update(self, optimizer: Native) -> None:
         """Norm, clip, step, with the events around them; the gradients are whole and unscaled."""
-        self.is_update_step = True
+        self.is_update_step = self._norm_is_due = True
         self.step_skipped = False
-        self._norm_is_due = True
         if self._gradients_ready is not None:
             self._gradients_ready(self._context)
             self._norm = None  # a callback may have changed the gradients
@@ -559,7 +608,8 @@ def forward_of(
 
         def supervised(batch: Native) -> Native:
             if type(batch) is tuple and len(batch) == 2:  # as it mostly is: a call less
-                return loss_fn(network(batch[0]), batch[1])
+                single, label = batch
+                return loss_fn(network(single), label)
             inputs, label = split_batch(batch)
             return loss_fn(network(*inputs), label)
 
