@@ -265,6 +265,73 @@ def test_the_norm_that_is_read_after_a_step_is_that_of_its_gradients_though_the_
     assert norms.values == pytest.approx([5.0, 5.0])
 
 
+def forgetful(torch):
+    """An optimizer of somebody else's, which leaves no gradients behind."""
+
+    class Forgetful(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            self.zero_grad()
+
+    return Forgetful
+
+
+@pytest.mark.parametrize("who", ["another optimizer", "a hook", "a callback", "train_step"])
+def test_the_norm_is_taken_in_time_where_gradients_may_be_gone_after_the_update(torch_engine, who):
+    import torch
+
+    network = torch_engine.plane()
+    kind = forgetful(torch) if who == "another optimizer" else torch.optim.SGD
+    optimizer = kind(network.parameters(), 0.1)
+    if who == "a hook":
+        optimizer.register_step_post_hook(lambda *_: optimizer.zero_grad())
+    callbacks = [norms()]
+    if who == "a callback":
+        callbacks.append(At("on_after_optimizer_step", lambda c: optimizer.zero_grad()))
+    if who == "train_step":
+
+        def train_step(network, batch, run_context):
+            run_context.backward(network(batch[0]).sum())
+            run_context.optimizer_step()
+            run_context.zero_grad()
+
+        options = {"train_step": train_step, "automatic_optimization": False}
+        model = dt.Model(network, optimizer=optimizer, **options)
+    else:
+        model = dt.Model(network, torch_engine.loss_fn(), optimizer)
+    model.train(1, columns((3, 4), (6, 8)), callbacks)
+    assert callbacks[0].values == [(close(5), close(5)), (close(10), close(10))]
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "NAdam", "RMSprop", "Adagrad", "Adadelta"])
+@pytest.mark.parametrize("foreach", [False, True])
+def test_pytorchs_own_optimizers_leave_gradients_alone(torch_engine, name, foreach):
+    """So their norm can be taken when it is read, after the update."""
+    import torch
+
+    options = {"weight_decay": 0.1, "foreach": foreach, "maximize": True}
+    options |= {"momentum": 0.9} if name in ("SGD", "RMSprop") else {}
+    weights = [torch.nn.Parameter(torch.ones(2, 2)) for _ in range(2)]
+    optimizer = getattr(torch.optim, name)(weights, lr=0.1, **options)
+    for step in range(1, 4):
+        for weight in weights:
+            weight.grad = torch.full((2, 2), float(step))
+        optimizer.step()
+        assert all(torch.equal(weight.grad, torch.full((2, 2), float(step))) for weight in weights)
+    assert not torch.equal(weights[0], torch.ones(2, 2))
+
+
+def test_a_norm_that_nobody_reads_is_not_taken(torch_engine, computed):
+    """Although a callback needs norms: it reads every third."""
+    _, model = make(torch_engine)
+    seen = []
+    third = At("on_train_step_end", lambda c: c.step % 3 or seen.append(c.grad_norm))
+    third.needs = NORM
+    model.train(1, columns(*[(3, 4)] * 6), third)
+    assert seen == [5.0, 5.0]
+    assert computed == [2, 2]
+
+
 @pytest.mark.torch
 def test_the_norm_of_large_sparse_and_mixed_gradients():
     """On a CPU, PyTorch's own norm of as many equal numbers is off by 1.5e-3."""

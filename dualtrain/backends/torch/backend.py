@@ -54,6 +54,8 @@ class TorchBackend:
         return str(torch.__version__)
 
     def to_float(self, value: Native) -> float:
+        if isinstance(value, torch.Tensor) and value.ndim == 0:  # as a loss is
+            return float(value)
         tensor = torch.as_tensor(value)
         if tensor.numel() != 1:
             tensor = tensor.float().mean()

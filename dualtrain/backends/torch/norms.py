@@ -22,10 +22,11 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     plain = first.dtype not in HALVES and all((g.dtype, g.device) == kind for g in gradients)
     if plain and not any(g.numel() > _LARGE or g.is_sparse for g in gradients):
         # What torch.nn.utils.get_total_norm does, without the grouping that takes it twice as long.
-        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        norms = first if len(gradients) == 1 else torch.stack(torch._foreach_norm(gradients))
+        norm: torch.Tensor = torch.linalg.vector_norm(norms)
         return norm
-    norms = Norms(gradients)
-    norm = torch.linalg.vector_norm(torch.cat([own.to(first.device) for own in norms.parts]))
+    norms = torch.cat([own.to(first.device) for own in Norms(gradients).parts])
+    norm = torch.linalg.vector_norm(norms)
     return norm
 
 

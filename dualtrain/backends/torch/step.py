@@ -62,7 +62,9 @@ class OutputTensor(torch.Tensor):
 def as_outputs(value: Native) -> Native:
     """Detach what a step returned, also inside tuples, lists and mappings, so that no graph lives on."""
     if isinstance(value, torch.Tensor):
-        return torch.Tensor._make_subclass(OutputTensor, value)  # detached, in one call
+        detached = value.detach()
+        detached.__class__ = OutputTensor  # a third of what torch.Tensor._make_subclass takes
+        return detached
     if isinstance(value, (tuple, list)):
         return tuple(as_outputs(item) for item in value)
     if isinstance(value, Mapping):
@@ -181,9 +183,18 @@ class TrainStep:
         self._before_optimizer_step = bus.emitter(Event.BEFORE_OPTIMIZER_STEP)
         self._after_optimizer_step = bus.emitter(Event.AFTER_OPTIMIZER_STEP)
         asked_for = bus.asked_for()
-        # Nesterov momentum is added to the gradients in place, so that after the step it is too late.
-        in_place = any(group.get("nesterov") for o in self._optimizers.values() for group in o.param_groups)
-        self._norm_needed = Capability.GRAD_NORM in asked_for or (in_place and bool(bus.callbacks))
+        # Where gradients are still after the update what they were before, their norm can wait until it is
+        # read. PyTorch's optimizers leave them alone, but for Nesterov momentum, which is added in place.
+        optimizers = self._optimizers.values()
+        in_place = any(group.get("nesterov") for o in optimizers for group in o.param_groups)
+        may_change = (
+            in_place
+            or not self._automatic
+            or self._after_optimizer_step is not None
+            or any(_has_code_of_others(optimizer) for optimizer in optimizers)
+        )
+        needed = Capability.GRAD_NORM in asked_for
+        self._norm_needed = (needed and may_change) or (in_place and bool(bus.callbacks))
         measuring = Capability.PARAMETER_GRAD_NORMS in asked_for and not self._automatic
         self._guarded = self._automatic and Capability.SKIP_NONFINITE in asked_for
         schedule = self._schedule
@@ -580,6 +591,12 @@ class TrainStep:
         kinds = torch.nn.modules.batchnorm._BatchNorm
         names = [name for name, module in self._network.named_modules() if isinstance(module, kinds)]
         warn_of_batch_norm(names, accumulate_steps)
+
+
+def _has_code_of_others(optimizer: Native) -> bool:
+    """Whether an optimizer is not PyTorch's own, or a hook of the user's runs after its step."""
+    hooks = getattr(optimizer, "_optimizer_step_post_hooks", None)
+    return not type(optimizer).__module__.startswith("torch.optim.") or bool(hooks)
 
 
 def check_steps_without_closure(optimizer: Native) -> None:
