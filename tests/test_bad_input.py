@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 import pytest
-from engines import ENGINES, Recorder, ones
+from engines import ENGINES, At, Recorder, ones
 
 import dualtrain as dt
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, CapabilityError, UnknownEventError
@@ -359,6 +359,44 @@ def test_a_one_shot_iterator_can_serve_the_last_epoch_of_a_run(engine):
 
 def test_a_one_shot_iterator_can_be_evaluated_alone(engine):
     assert dt.Model(engine.weight(3.0), engine.loss_fn()).eval(a_generator()) == {"eval_loss": 3.0}
+
+
+@pytest.mark.parametrize("sized", [True, False])
+@pytest.mark.parametrize("end", ["error", "stop", "error in the first step"])
+def test_a_pass_that_ends_early_is_closed_though_its_error_is_kept(engine, sized, end):
+    """A loader's files and workers do not outlive the run."""
+    open_passes = []
+
+    class Loader:
+        def __iter__(self):
+            open_passes.append(self)
+            try:
+                yield from ones(4)
+            finally:
+                open_passes.remove(self)
+
+    class Sized(Loader):
+        def __len__(self):
+            return 4
+
+    data = Sized() if sized else Loader()
+    network = engine.weight()
+    model = dt.Model(network, engine.loss_fn(), engine.sgd(network))
+
+    def end_it(run_context):
+        if end == "stop":
+            run_context.request_stop()
+        else:
+            raise ZeroDivisionError
+
+    step = 1 if end == "error in the first step" else 2
+    kept = None
+    try:
+        model.fit(2, data, data, callbacks=At("on_train_step_end", end_it, step=step))
+    except ZeroDivisionError as error:
+        kept = error
+    assert (kept is None) == (end == "stop")
+    assert not open_passes
 
 
 # The callbacks.

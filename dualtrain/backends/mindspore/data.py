@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from mindspore import Tensor
 
 from dualtrain.backends._arguments import check_iterable, empty, label_last, used_up
 from dualtrain.errors import ArgumentTypeError
+from dualtrain.loop import end_pass
 from dualtrain.protocol import Native
 
 _END = object()
@@ -38,18 +39,15 @@ class Batches:
         """The keys of mapping batches, in the order of the columns that they are handed on as."""
         self._role = role
         self._dataset = dataset
-        self._batches: Iterator[Any] | None = None
-        self._begun: Iterator[Any] | None = None
-        self._following: Any = _UNKNOWN
-        batches = iter(dataset)
-        try:
-            first = next(batches)
-        except StopIteration:
-            raise empty(role) from None
+        # The first pass is begun here and gone on with: a loader that shuffles in iter() is asked once.
+        self._batches: Iterator[Any] | None = iter(dataset)
+        self._following = first = next(self._batches, _END)
+        self._is_untouched = True
+        if first is _END:
+            raise empty(role)
         if isinstance(first, Mapping):
             self.keys = label_last(first)
         self._columns(first)  # a batch of the wrong kind is an error before the first step
-        self._begun = chain([first], batches)  # a loader that shuffles anew in iter() is asked only once
 
     def get_dataset_size(self) -> float:
         """Return the number of batches; infinite where there is no length, so that comparing works."""
@@ -60,15 +58,16 @@ class Batches:
         return self
 
     def __next__(self) -> tuple[Any, ...]:
+        self._is_untouched = False
         if self._batches is None:
-            self._batches, self._begun = self._begun or iter(self._dataset), None
+            self._batches = iter(self._dataset)
             self._following = next(self._batches, _END)
             if self._following is _END:
                 raise used_up(self._role)
         batch = next(self._batches, _END) if self._following is _UNKNOWN else self._following
         self._following = _UNKNOWN
         if batch is _END:
-            self._batches = None
+            self.close()
             raise StopIteration
         return self._columns(batch)
 
@@ -80,7 +79,14 @@ class Batches:
 
     def reset(self) -> None:
         """Start anew with the next batch, as after an epoch that was left early."""
-        self._batches = None
+        if not self._is_untouched:
+            self.close()
+
+    def close(self) -> None:
+        """End the pass at hand, however far it is."""
+        batches, self._batches, self._following = self._batches, None, _UNKNOWN
+        if batches is not None:
+            end_pass(batches, self._dataset)
 
     def _columns(self, batch: Any) -> tuple[Any, ...]:
         if _is_ready(batch):
@@ -111,6 +117,11 @@ def _is_ready(batch: Any) -> bool:
         if not isinstance(column, Tensor):
             return False
     return True
+
+
+def closing_passes(dataset: Any) -> AbstractContextManager[Any]:
+    """Close what ``as_dataset`` has returned, if it is ours; a ``mindspore.dataset`` sees to itself."""
+    return closing(dataset) if isinstance(dataset, Batches) else nullcontext()
 
 
 def as_dataset(role: str, dataset: Any, *, passes: int) -> Any:

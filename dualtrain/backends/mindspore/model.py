@@ -29,7 +29,7 @@ from dualtrain.backends._contract import check_contract, warn_of_batch_norm
 from dualtrain.backends.mindspore.backend import BACKEND, graph_mode
 from dualtrain.backends.mindspore.bridge import BridgedRun, is_native
 from dualtrain.backends.mindspore.cells import CLAIM, EvalCell, ForwardCell, LossEvalCell, TrainStepCell
-from dualtrain.backends.mindspore.data import as_dataset
+from dualtrain.backends.mindspore.data import as_dataset, closing_passes
 from dualtrain.backends.mindspore.metrics import make_metrics
 from dualtrain.backends.mindspore.optimizer import make_scalable, table_length, working_set_data
 from dualtrain.backends.mindspore.probes import sample_attention
@@ -141,8 +141,8 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         initial_epoch: int = 0,
     ) -> None:
         """Train up to ``epoch`` epochs, without evaluation. See ``dt.Model.train``."""
-        with self._training(epoch, train_dataset, callbacks, dataset_sink_mode, initial_epoch, 0) as run:
-            dataset, bridged = run
+        training = self._training(epoch, train_dataset, callbacks, dataset_sink_mode, initial_epoch, 0)
+        with training as (dataset, bridged):
             super().train(epoch, dataset, bridged, dataset_sink_mode, sink_size, initial_epoch)
 
     def fit(
@@ -164,9 +164,10 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         if valid_dataset is not None:
             evaluations = evaluations_due(epoch, initial_epoch, valid_frequency)
             valid_dataset = self._dataset("valid_dataset", valid_dataset, max(evaluations, 1))
-        sink = dataset_sink_mode
-        with self._training(epoch, train_dataset, callbacks, sink, initial_epoch, evaluations) as run:
-            dataset, bridged = run
+        training = self._training(
+            epoch, train_dataset, callbacks, dataset_sink_mode, initial_epoch, evaluations
+        )
+        with closing_passes(valid_dataset), training as (dataset, bridged):
             super().fit(
                 epoch,
                 dataset,
@@ -184,7 +185,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """Evaluate once and return the metrics. See ``dt.Model.eval``."""
         dataset = self._dataset("valid_dataset", valid_dataset, 1)
-        with self._run(callbacks, 0, dataset_sink_mode) as (bridged, _):
+        with closing_passes(dataset), self._run(callbacks, 0, dataset_sink_mode) as (bridged, _):
             return dict(super().eval(dataset, bridged, dataset_sink_mode))
 
     def predict(self, *inputs: Any, **native: Any) -> Any:
@@ -203,16 +204,16 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         evaluations: int,
     ) -> Iterator[tuple[Any, list[Any]]]:
         passes = check_epochs(epoch, initial_epoch)
-        dataset = self._dataset("train_dataset", train_dataset, passes)
         if self._optimizer is None and not _trains_itself(self._network):
             raise ArgumentValueError(NO_OPTIMIZER)
+        dataset = self._dataset("train_dataset", train_dataset, passes)
         self._warn_of_short_table(passes, dataset.get_dataset_size())
         set_data = nullcontext() if self._optimizer is None else working_set_data(self._optimizer)
         check = None
         if self._train_step is not None and self._optimizer is not None:
             check = GradientCheck(self._network, self._step_cells[0], self._optimizer)
         run = self._run(callbacks, initial_epoch, sink, dataset, check, evaluations)
-        with set_data, run as (bridged, step):
+        with closing_passes(dataset), set_data, run as (bridged, step):
             try:
                 yield dataset, bridged
             except BaseException as error:
