@@ -51,7 +51,8 @@ class MindSporeBackend:
         return str(mindspore.__version__)
 
     def to_float(self, value: Native) -> float:
-        return float(np.mean(self.to_numpy(value)))
+        array = self.to_numpy(value)
+        return float(array.item() if array.size == 1 else np.mean(array))
 
     def to_numpy(self, value: Native) -> Any:
         tensor = value if isinstance(value, mindspore.Tensor) else mindspore.Tensor(value)

@@ -63,7 +63,7 @@ def as_number(loss):  # type: ignore[no-untyped-def]
 
 
 class GradientCell(nn.Cell):  # type: ignore[misc]
-    """Forward and gradients of a batch, started from a share of the window.
+    """Forward and gradients of a batch, started from its share of the window; None: it is the window.
 
     Args:
         native: MindSpore's own train step for this network, whose parts are used.
@@ -79,9 +79,9 @@ class GradientCell(nn.Cell):  # type: ignore[misc]
         self.map = ops.HyperMap()
 
     def gradients(self, loss, share, inputs):  # type: ignore[no-untyped-def]
-        sens = share
+        sens = Tensor(1.0, mindspore.float32) if share is None else share
         if self.scaler is not None:
-            sens = share * self.scaler.scale_value
+            sens = sens * self.scaler.scale_value
         sens = ops.ones_like(loss) * sens.astype(loss.dtype)
         return self.gradient(self.network, self.weights)(*inputs, sens)
 
@@ -112,7 +112,8 @@ class UpdateCell(GradientCell):
     """The batch that ends a window: reduce, unscale, norm, clip, and update unless it is to be skipped.
 
     ``construct`` is the whole of it. Where callbacks listen to the events in between, which only
-    PYNATIVE mode can have, its parts are called one by one.
+    PYNATIVE mode can have, its parts are called one by one. Where the window is this batch alone, ``share``
+    and ``rescale`` are None, and multiplying with them is not compiled.
 
     Args:
         native, scaler: As for ``GradientCell``.
@@ -162,8 +163,10 @@ class UpdateCell(GradientCell):
         if self.totals is not None:
             gradients = self.map(_add, self.totals, gradients)
         if self.scaler is not None:
-            rescale = rescale / self.scaler.scale_value
-        return self.reducer(self.map(self.partial(_multiply, rescale), gradients))
+            rescale = (1.0 if rescale is None else rescale) / self.scaler.scale_value
+        if rescale is not None:
+            gradients = self.map(self.partial(_multiply, rescale), gradients)
+        return self.reducer(gradients)
 
     def measure(self, gradients, loss):  # type: ignore[no-untyped-def]
         square_sums = self.map(_square_sum, gradients)

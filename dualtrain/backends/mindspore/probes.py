@@ -11,7 +11,7 @@ from typing import Any
 import mindspore
 import numpy as np
 from mindspore import Tensor, nn, ops
-from mindspore.common import _no_grad
+from mindspore.common import _no_grad, hook_handle
 from mindspore.ops.function import nn_func
 
 from dualtrain.backends._attention import calling_module, describe, not_probabilities
@@ -66,6 +66,7 @@ def out_of_band(network: Native, *, training: bool = False) -> Iterator[None]:
     flags = [cell.training for cell in cells]
     values = [(p, p.asnumpy().copy()) for p in network.get_parameters() if not p.requires_grad]
     states = random.getstate(), np.random.get_state(), mindspore.get_rng_state()
+    hooks = hook_handle._HOOK_VERSION
     mode = mindspore.get_context("mode")
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     try:
@@ -89,6 +90,9 @@ def out_of_band(network: Native, *, training: bool = False) -> Iterator[None]:
         for container, content in containers:
             container.clear()
             (container.update if hasattr(container, "update") else container.extend)(content)
+        # Hooks that have come and gone would have the graph compiled anew, in which MindSpore 2.7's dropout
+        # begins its random numbers again.
+        hook_handle._HOOK_VERSION = hooks
         mindspore.set_context(mode=mode)
         random.setstate(states[0])
         np.random.set_state(states[1])

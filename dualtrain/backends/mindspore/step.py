@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import mindspore
@@ -101,12 +102,15 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
             self.window = self.accumulate_steps
         self.filled += 1
         self._left -= 1
-        share = _scalar(1 / self.window)
-        if self.filled < self.window and not self._is_last():
+        share = rescale = None
+        closes = self.filled >= self.window or self._is_last()
+        if self.filled > 1 or not closes:
+            share = _scalar(1 / self.window)
+            rescale = _scalar(self.window / self.filled)  # the epoch may end before the window is full
+        if not closes:
             loss = self._part("accumulate")(share, *inputs)
             self._emit(Event.AFTER_BACKWARD, loss)
             return loss
-        rescale = _scalar(self.window / self.filled)  # the epoch may end before the window is full
         part = self._part("update" if self.filled == 1 else "update with totals", self.parameter_norms)
         self.filled = 0
         if self._emitters:
@@ -116,7 +120,9 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
         self.updated = self.applied = True
         return loss
 
-    def _update_by_parts(self, part: UpdateCell, share: Tensor, rescale: Tensor, inputs: Native) -> Native:
+    def _update_by_parts(
+        self, part: UpdateCell, share: Tensor | None, rescale: Tensor | None, inputs: Native
+    ) -> Native:
         loss = part.network(*inputs)
         gradients = part.whole_gradients(loss, share, rescale, inputs)  # type: ignore[no-untyped-call]
         self._emit(Event.AFTER_BACKWARD, loss)
@@ -175,6 +181,7 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
             emitter(self._context)
 
 
+@lru_cache(maxsize=256)  # to make one costs as much as a small kernel
 def _scalar(value: float) -> Tensor:
     return Tensor(value, mindspore.float32)
 
