@@ -276,18 +276,28 @@ def forgetful(torch):
     return Forgetful
 
 
-@pytest.mark.parametrize("who", ["another optimizer", "a hook", "a callback", "train_step"])
+@pytest.mark.parametrize(
+    "who",
+    [
+        "another optimizer",
+        "register_step_pre_hook",
+        "register_step_post_hook",
+        "on_before_optimizer_step",
+        "on_after_optimizer_step",
+        "train_step",
+    ],
+)
 def test_the_norm_is_taken_in_time_where_gradients_may_be_gone_after_the_update(torch_engine, who):
     import torch
 
     network = torch_engine.plane()
     kind = forgetful(torch) if who == "another optimizer" else torch.optim.SGD
     optimizer = kind(network.parameters(), 0.1)
-    if who == "a hook":
-        optimizer.register_step_post_hook(lambda *_: optimizer.zero_grad())
+    if who.startswith("register_"):
+        getattr(optimizer, who)(lambda *_: optimizer.zero_grad())
     callbacks = [norms()]
-    if who == "a callback":
-        callbacks.append(At("on_after_optimizer_step", lambda c: optimizer.zero_grad()))
+    if who.startswith("on_"):
+        callbacks.append(At(who, lambda c: optimizer.zero_grad()))
     if who == "train_step":
 
         def train_step(network, batch, run_context):

@@ -190,6 +190,7 @@ class TrainStep:
         may_change = (
             in_place
             or not self._automatic
+            or self._before_optimizer_step is not None
             or self._after_optimizer_step is not None
             or any(_has_code_of_others(optimizer) for optimizer in optimizers)
         )
@@ -594,9 +595,10 @@ class TrainStep:
 
 
 def _has_code_of_others(optimizer: Native) -> bool:
-    """Whether an optimizer is not PyTorch's own, or a hook of the user's runs after its step."""
-    hooks = getattr(optimizer, "_optimizer_step_post_hooks", None)
-    return not type(optimizer).__module__.startswith("torch.optim.") or bool(hooks)
+    """Whether an optimizer is not PyTorch's own, or hooks of the user's run around its step."""
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return True
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 def check_steps_without_closure(optimizer: Native) -> None:
