@@ -262,6 +262,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
                 self._network,
                 getattr(self._native_network, "network", None),
                 lambda samples, function: self._sample_attention(context, samples, function),
+                always_updates=self._steps_can_be_ours(sink),
             )
             context = RunContext(
                 CallbackParams(),

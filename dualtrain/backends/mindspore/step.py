@@ -28,6 +28,24 @@ from dualtrain.events import Event
 from dualtrain.protocol import AttentionLayer, Native
 
 
+class Progress:
+    """Where a run is in its window. Not in the Cell itself, where to set an attribute costs microseconds.
+
+    Args:
+        accumulate_steps: Batches per update.
+    """
+
+    def __init__(self, accumulate_steps: int) -> None:
+        self.accumulate_steps = accumulate_steps
+        self.filled = self.window = self.updates = 0
+        self.left: float = float("inf")
+        """Batches that are left of the epoch."""
+        self.updated = False
+        """Whether this batch ends a window, so that the norm is known."""
+        self.applied = False
+        """Whether the optimizer has been called for it, or would have been but for a skip."""
+
+
 class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
     """The train step that Model is given where more is asked of it than MindSpore's own one does.
 
@@ -64,15 +82,9 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
             parameter_norms: Whether each weight's gradient is measured.
             guarded: Whether an update whose loss or gradients are not finite is skipped.
         """
-        self.accumulate_steps = accumulate_steps
+        self.progress = Progress(accumulate_steps)
         self.parameter_norms = parameter_norms
         self.guarded = guarded
-        self.updated = False
-        """Whether this batch ends a window, so that the norm is known."""
-        self.applied = False
-        """Whether the optimizer has been called for it, or would have been but for a skip."""
-        self.filled = self.window = 0
-        self._left: float = float("inf")
         self._emitters: dict[Event, Emitter] = {}
         if "totals" in self._parts:
             for total in self._parts["totals"]:
@@ -92,32 +104,34 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
 
     def begin_epoch(self, dataset: Any) -> None:
         """Begin an epoch."""
-        self._left = dataset.get_dataset_size()
+        self.progress.left = dataset.get_dataset_size()
         self._dataset = dataset
 
     def __call__(self, *inputs: Native) -> Native:
         """Train on a batch and return its loss."""
-        self.updated = self.applied = False
-        if self.filled == 0:
-            self.window = self.accumulate_steps
-        self.filled += 1
-        self._left -= 1
+        at = self.progress
+        at.updated = at.applied = False
+        if at.filled == 0:
+            at.window = at.accumulate_steps
+        at.filled += 1
+        at.left -= 1
         share = rescale = None
-        closes = self.filled >= self.window or self._is_last()
-        if self.filled > 1 or not closes:
-            share = _scalar(1 / self.window)
-            rescale = _scalar(self.window / self.filled)  # the epoch may end before the window is full
+        closes = at.filled >= at.window or self._is_last()
+        if at.filled > 1 or not closes:
+            share = _scalar(1 / at.window)
+            rescale = _scalar(at.window / at.filled)  # the epoch may end before the window is full
         if not closes:
             loss = self._part("accumulate")(share, *inputs)
             self._emit(Event.AFTER_BACKWARD, loss)
             return loss
-        part = self._part("update" if self.filled == 1 else "update with totals", self.parameter_norms)
-        self.filled = 0
+        part = self._part("update" if at.filled == 1 else "update with totals", self.parameter_norms)
+        at.filled = 0
         if self._emitters:
             loss = self._update_by_parts(part, share, rescale, inputs)
         else:
             loss = part(share, rescale, *inputs)
-        self.updated = self.applied = True
+            at.updated = at.applied = True
+            at.updates += 1
         return loss
 
     def _update_by_parts(
@@ -127,12 +141,13 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
         gradients = part.whole_gradients(loss, share, rescale, inputs)  # type: ignore[no-untyped-call]
         self._emit(Event.AFTER_BACKWARD, loss)
         norm = part.measure(gradients, loss)  # type: ignore[no-untyped-call]
-        self.updated = True
+        self.progress.updated = True
         self._emit(Event.GRADIENTS_READY, loss)
         gradients = part.clipped(gradients, norm)  # type: ignore[no-untyped-call]
         self._emit(Event.BEFORE_OPTIMIZER_STEP, loss)
         part.apply(loss, gradients)  # type: ignore[no-untyped-call]
-        self.applied = True
+        self.progress.applied = True
+        self.progress.updates += 1
         self._emit(Event.AFTER_OPTIMIZER_STEP, loss)
         return loss
 
@@ -140,12 +155,12 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
         """Whether this batch is the epoch's last one."""
         if isinstance(self._dataset, Batches):
             return self._dataset.is_last()
-        return self._left <= 0
+        return self.progress.left <= 0
 
     def drop_window(self) -> None:
         """Drop what a stop has left in a window, and say so."""
-        if self.filled:
-            warn_of_dropped_window(self.filled, self.window)
+        if self.progress.filled:
+            warn_of_dropped_window(self.progress.filled, self.progress.window)
 
     def _part(self, name: str, parameter_norms: bool = False) -> Any:
         key = f"{name}, each weight measured" if parameter_norms else name
@@ -195,6 +210,7 @@ class MindSporeStep:
         network: The network.
         forward: The Cell that gives a batch's loss, if there is one.
         sample_attention: What ``attention`` calls.
+        always_updates: Whether each of MindSpore's own steps is one update, so that counting here will do.
     """
 
     def __init__(
@@ -204,6 +220,8 @@ class MindSporeStep:
         network: nn.Cell,
         forward: nn.Cell | None,
         sample_attention: Callable[[int | None, Any], list[AttentionLayer]],
+        *,
+        always_updates: bool,
     ) -> None:
         self._optimizer = optimizer
         self._network = network
@@ -214,13 +232,20 @@ class MindSporeStep:
         self._start = self._count()
         self._cell = cell
         self._ended = False
+        self._steps = 0
+        self._always_updates = always_updates
         self.learning_rate = None
         if self._counter is not None:
             self.learning_rate = MindSporeLearningRate(optimizer, self._steps_ahead)
 
     @property
     def global_step(self) -> int:
-        """Optimizer updates of this run, read from the optimizer: one host read."""
+        """Optimizer updates of this run; read from the optimizer where an update may be skipped."""
+        cell = self._cell
+        if cell is None and self._always_updates:
+            return self._steps
+        if cell is not None and cell.scaler is None and not cell.guarded:
+            return cell.progress.updates
         return self._count() - self._start
 
     def epoch_begins(self, dataset: Any) -> None:
@@ -232,25 +257,27 @@ class MindSporeStep:
         """Note that a step begins."""
         self._ended = False
         if self._cell is not None:
-            self._cell.updated = self._cell.applied = False
+            at = self._cell.progress
+            at.updated = at.applied = False
 
     def ends(self) -> None:
         """Note that a step has ended."""
         self._ended = True
+        self._steps += 1
 
     def _steps_ahead(self) -> int:
         """By how much the optimizer's counter is ahead of the step whose rate is asked for."""
-        applied = self._ended if self._cell is None else self._cell.applied
+        applied = self._ended if self._cell is None else self._cell.progress.applied
         return int(applied and not self.step_skipped)
 
     @property
     def is_update_step(self) -> bool:
-        return self._ended if self._cell is None else self._cell.updated
+        return self._ended if self._cell is None else self._cell.progress.updated
 
     @property
     def step_skipped(self) -> bool:
         cell = self._cell
-        if cell is None or not cell.applied or (cell.scaler is None and not cell.guarded):
+        if cell is None or not cell.progress.applied or (cell.scaler is None and not cell.guarded):
             return False
         return not bool(cell.kept.made.asnumpy())
 
@@ -262,7 +289,7 @@ class MindSporeStep:
 
     @property
     def accumulate_steps(self) -> int:
-        return 1 if self._cell is None else self._cell.accumulate_steps
+        return 1 if self._cell is None else self._cell.progress.accumulate_steps
 
     @accumulate_steps.setter
     def accumulate_steps(self, value: int) -> None:
@@ -271,10 +298,10 @@ class MindSporeStep:
                 "accumulate_steps can be set on MindSpore only if the callback that sets it has "
                 "Capability.ACCUMULATION in its needs, since the step is made for it at train begin."
             )
-        if self._cell.filled:
-            raise inside_window(self._cell.filled, self._cell.window)
+        if self._cell.progress.filled:
+            raise inside_window(self._cell.progress.filled, self._cell.progress.window)
         warn_of_batch_norm(self._cell.batch_norms, value)
-        self._cell.accumulate_steps = value
+        self._cell.progress.accumulate_steps = value
 
     def grad_norm(self) -> float | None:
         if self._cell is None:
@@ -282,7 +309,7 @@ class MindSporeStep:
                 "grad_norm is not computed in this run: MindSpore computes it inside the step, where a "
                 "callback has Capability.GRAD_NORM in its needs or Model has clip_norm."
             )
-        return float(self._cell.kept.norm.asnumpy()) if self._cell.updated else None
+        return float(self._cell.kept.norm.asnumpy()) if self._cell.progress.updated else None
 
     def grad_norm_clipped(self) -> float | None:
         norm = self.grad_norm()
@@ -304,7 +331,7 @@ class MindSporeStep:
             )
 
     def parameter_grad_norms(self) -> dict[str, float] | None:
-        if self._cell is None or not self._cell.parameter_norms or not self._cell.updated:
+        if self._cell is None or not self._cell.parameter_norms or not self._cell.progress.updated:
             return None
         kept = self._cell.kept
         # A sum of squares below 1e-45 is zero in float32, although the gradient is not.
