@@ -1,4 +1,4 @@
-"""What is required of packages, as their metadata says it, and the commands that install it."""
+"""What packages require of each other, as their metadata says it."""
 
 from __future__ import annotations
 
