@@ -25,10 +25,7 @@ _warned_classes: WeakSet[type] = WeakSet()
 
 
 class Emitter:
-    """Call every hook of one event, in list order.
-
-    Calling it costs one Python call and one more for each hook.
-    """
+    """Who listens to one event."""
 
     __slots__ = ("calls", "event")
 
@@ -36,7 +33,8 @@ class Emitter:
         self.event = event
         self.calls = tuple(hooks)
 
-    def __call__(self, context: RunContext) -> None:
+    def emit(self, context: RunContext) -> None:
+        """Call every hook, in list order. Costs one Python call and one more for each hook."""
         context.event = self.event
         owner = None
         try:
@@ -118,15 +116,16 @@ class EventBus:
             if hooks
         }
 
-    def emitter(self, event: Event) -> Emitter | None:
+    def emitter(self, event: Event) -> Callable[[RunContext], None] | None:
         """Return what calls the listeners of an event, or None where nobody listens."""
-        return self._emitters.get(event)
+        emitter = self._emitters.get(event)
+        return None if emitter is None else emitter.emit
 
     def emit(self, event: Event, context: RunContext) -> None:
         """Call the listeners of an event. Loops keep the ``emitter`` of frequent events instead."""
         emitter = self._emitters.get(event)
         if emitter is not None:
-            emitter(context)
+            emitter.emit(context)
 
     def asked_for(self) -> frozenset[Capability]:
         """Return what callbacks need, and what they want where the engine has it."""

@@ -21,6 +21,7 @@ import dualtrain as dt
 from dualtrain.events import LIFECYCLE
 from dualtrain.testing import FakeLoop
 
+PACKAGE = str(Path(dt.__file__).parent)
 IO = Path("/proc/self/io")
 
 
@@ -47,13 +48,14 @@ class Calls:
 
     Attributes:
         python: Calls of Python functions, a generator's resumptions among them.
+        own: Those of them that are dualtrain's functions.
         c: Calls of C functions, by name.
     """
 
     STEPS = 10
 
     def __init__(self) -> None:
-        self.python = 0
+        self.python = self.own = 0
         self.c: Counter[str] = Counter()
 
     def marks(self, *, warm: int = 5) -> dict[int, Callable[[], None]]:
@@ -72,6 +74,7 @@ class Calls:
     def _count(self, frame: Any, kind: str, function: Any) -> None:
         if kind == "call":
             self.python += 1
+            self.own += frame.f_code.co_filename.startswith(PACKAGE)
         elif kind == "c_call":
             self.c[function.__name__] += 1
 
@@ -150,12 +153,14 @@ def native_model(engine: Any, data: Any) -> None:
 
 
 @pytest.mark.torch
-def test_a_step_makes_at_most_ten_calls_more_than_a_bare_loop() -> None:
+def test_a_step_makes_no_more_calls_than_a_bare_loop() -> None:
+    """It makes up for its own by not calling ``Optimizer.zero_grad``."""
     from engines import TorchEngine
 
     engine = TorchEngine()
-    more = calls_of(engine, train).python - calls_of(engine, bare_loop).python
-    assert 0 < more <= 10 * Calls.STEPS
+    ours = calls_of(engine, train)
+    assert ours.python <= calls_of(engine, bare_loop).python
+    assert 0 < ours.own <= 8 * Calls.STEPS
 
 
 @pytest.mark.mindspore
@@ -191,6 +196,11 @@ def test_each_listener_costs_its_own_call_and_no_more(engine: Any) -> None:
     assert first - none <= 6 * Calls.STEPS
 
 
+def reads_on_mindspore(calls: Calls) -> int:
+    """Return how many values were read on the host: ``item()`` is a tenth of an ``asnumpy()``."""
+    return calls.c["asnumpy"] + calls.c["_item"]
+
+
 def reads_by_step(engine: Any, callbacks: Any, steps: int = 30) -> list[int]:
     """Return how often each step reads a tensor's value on the host, for which it waits for the device."""
     counts: list[int] = []
@@ -203,13 +213,13 @@ def reads_by_step(engine: Any, callbacks: Any, steps: int = 30) -> list[int]:
             train(engine, Marked(one_batch(engine), steps, marks), callbacks)
             counts.append(reads.count)
     else:
-        marks = dict.fromkeys(range(steps), lambda: counts.append(calls.c["asnumpy"]))
+        marks = dict.fromkeys(range(steps), lambda: counts.append(reads_on_mindspore(calls)))
         sys.setprofile(calls._count)
         try:
             train(engine, Marked(one_batch(engine), steps, marks), callbacks)
         finally:
             sys.setprofile(None)
-        counts.append(calls.c["asnumpy"])
+        counts.append(reads_on_mindspore(calls))
     return [after - before for before, after in pairwise(counts)]
 
 

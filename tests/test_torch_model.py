@@ -325,3 +325,83 @@ def test_users_metric_objects(engine: Any) -> None:
     model = dt.Model(engine.weight(2.0), engine.loss_fn(), metrics=metrics)
     for _ in range(2):
         assert model.eval(ones(3)) == {"own": 6.0, "error": pytest.approx(2.0)}
+
+
+def test_gradients_are_dropped_as_zero_grad_drops_them(engine: Any) -> None:
+    """Also those of a group that comes in late, of a weight that has none, and what there was before."""
+    import torch
+
+    network = torch.nn.ModuleDict({name: engine.weight() for name in ("a", "late", "unused")})
+
+    def train_step(network: Any, batch: Any) -> Any:
+        return (network["a"](batch[0]) + network["late"](batch[0])).mean()
+
+    optimizer = torch.optim.SGD([*network["a"].parameters(), *network["unused"].parameters()], 0.1)
+    network["a"].w.grad = torch.tensor(7.0)
+    network["unused"].w.grad = torch.tensor(7.0)
+    network["late"].requires_grad_(False)
+
+    def add_group(run_context: Any) -> None:
+        if run_context.step == 2:
+            network["late"].requires_grad_(True)
+            optimizer.add_param_group({"params": list(network["late"].parameters()), "lr": 1.0})
+
+    model = dt.Model(network, optimizer=optimizer, train_step=train_step)
+    model.train(1, ones(4), At("on_train_step_end", add_group))
+    assert engine.value(network["a"]) == pytest.approx(1 - 4 * 0.1)
+    assert engine.value(network["late"]) == pytest.approx(1 - 2 * 1.0)
+    assert engine.value(network["unused"]) == 1.0
+    assert network["unused"].w.grad is None
+
+
+@pytest.mark.parametrize("whose", ["its class's", "its own", "an object's that wraps it"])
+def test_an_optimizers_own_zero_grad_is_called(engine: Any, whose: str) -> None:
+    import torch
+
+    calls = []
+    network = engine.weight()
+
+    class Counting(torch.optim.SGD):
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            calls.append("zero")
+            super().zero_grad(set_to_none)
+
+    class Wrapper:
+        def __init__(self, optimizer: Any) -> None:
+            self.optimizer = optimizer
+            self.param_groups = optimizer.param_groups
+            self.step = optimizer.step
+
+        def zero_grad(self) -> None:
+            calls.append("zero")
+            self.optimizer.zero_grad()
+
+    optimizer: Any = (Counting if whose == "its class's" else torch.optim.SGD)(network.parameters(), 0.1)
+    if whose == "its own":
+        native = optimizer.zero_grad
+        optimizer.zero_grad = lambda: (calls.append("zero"), native())
+    elif whose == "an object's that wraps it":
+        optimizer = Wrapper(optimizer)
+    dt.Model(network, engine.loss_fn(), optimizer).train(1, ones(3))
+    assert calls == ["zero"] * 3
+    assert engine.value(network) == pytest.approx(0.7)
+
+
+def test_a_profile_shows_zero_grad(engine: Any) -> None:
+    """Whoever begins to profile in the middle of a run sees what a loop written by hand shows."""
+    import torch
+
+    network = engine.weight()
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+
+    def begin_and_end(run_context: Any) -> None:
+        if run_context.step == 2:
+            profiler.start()
+        elif run_context.step == 5:
+            profiler.stop()
+
+    model = dt.Model(network, engine.loss_fn(), torch.optim.SGD(network.parameters(), 0.1))
+    model.train(1, ones(6), At("on_train_step_end", begin_and_end))
+    counts = {event.key: event.count for event in profiler.key_averages()}
+    assert counts["Optimizer.zero_grad#SGD.zero_grad"] == 3
+    assert engine.value(network) == pytest.approx(0.4)

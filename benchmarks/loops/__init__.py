@@ -5,6 +5,7 @@ ENGINES = {
     "torch": ("bare", "dualtrain", "ignite", "skorch", "lightning", "trainer", "keras"),
     "graph": ("bare", "model", "dualtrain"),
     "pynative": ("bare", "model", "dualtrain"),
+    "pynative-async": ("bare", "model", "dualtrain"),
 }
 """Engine -> its loops. The first one is the hand-written loop that the others are compared with."""
 

@@ -1,6 +1,6 @@
 """MindSpore: a loop over its train step, its own Model, and dualtrain, in GRAPH or PYNATIVE mode.
 
-PYNATIVE mode runs with ``launch_blocking``, without which it is many times slower on a CPU.
+``pynative`` runs with ``launch_blocking``, without which (``pynative-async``) it is slower on a CPU.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Work:
 def set_mode(engine: str) -> None:
     mode = mindspore.GRAPH_MODE if engine == "graph" else mindspore.PYNATIVE_MODE
     mindspore.set_context(mode=mode, device_target="CPU")
-    mindspore.runtime.launch_blocking()
+    if engine != "pynative-async":
+        mindspore.runtime.launch_blocking()
 
 
 @cache

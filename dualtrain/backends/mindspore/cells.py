@@ -22,8 +22,6 @@ CLAIM = "train_step has to give "
 _add = ops.MultitypeFuncGraph("add")
 _add_into = ops.MultitypeFuncGraph("add_into")
 _multiply = ops.MultitypeFuncGraph("multiply")
-_square_sum = ops.MultitypeFuncGraph("square_sum")
-_largest = ops.MultitypeFuncGraph("largest")
 _clear = ops.MultitypeFuncGraph("clear")
 
 
@@ -42,19 +40,21 @@ def _multiply_tensor(factor, gradient):  # type: ignore[no-untyped-def]
     return gradient * factor.astype(gradient.dtype)
 
 
-@_square_sum.register("Tensor")
-def _square_sum_of_tensor(gradient):  # type: ignore[no-untyped-def]
-    return ops.reduce_sum(ops.square(gradient.astype(mindspore.float32)))
-
-
-@_largest.register("Tensor")
-def _largest_of_tensor(gradient):  # type: ignore[no-untyped-def]
-    return ops.reduce_max(ops.abs(gradient.astype(mindspore.float32)))
-
-
 @_clear.register("Tensor")
 def _clear_tensor(total):  # type: ignore[no-untyped-def]
     return ops.assign(total, ops.zeros_like(total))
+
+
+def _square_sum(gradient):  # type: ignore[no-untyped-def]
+    return ops.reduce_sum(ops.square(_as_float32(gradient)))  # type: ignore[no-untyped-call]
+
+
+def _largest(gradient):  # type: ignore[no-untyped-def]
+    return ops.reduce_max(ops.abs(_as_float32(gradient)))  # type: ignore[no-untyped-call]
+
+
+def _as_float32(gradient):  # type: ignore[no-untyped-def]
+    return gradient if gradient.dtype == mindspore.float32 else gradient.astype(mindspore.float32)
 
 
 def as_number(loss):  # type: ignore[no-untyped-def]
@@ -75,15 +75,18 @@ class GradientCell(nn.Cell):  # type: ignore[misc]
         self.network = native.network
         self.weights = native.weights
         self.scaler = scaler
-        self.gradient = ops.GradOperation(get_by_list=True, sens_param=True)
+        self.gradient = ops.GradOperation(get_by_list=True)
+        self.share_of_gradient = ops.GradOperation(get_by_list=True, sens_param=True)
         self.map = ops.HyperMap()
 
     def gradients(self, loss, share, inputs):  # type: ignore[no-untyped-def]
+        if share is None and self.scaler is None:  # no operations for a factor of one
+            return self.gradient(self.network, self.weights)(*inputs)
         sens = Tensor(1.0, mindspore.float32) if share is None else share
         if self.scaler is not None:
             sens = sens * self.scaler.scale_value
         sens = ops.ones_like(loss) * sens.astype(loss.dtype)
-        return self.gradient(self.network, self.weights)(*inputs, sens)
+        return self.share_of_gradient(self.network, self.weights)(*inputs, sens)
 
 
 class AccumulateCell(GradientCell):
@@ -169,12 +172,13 @@ class UpdateCell(GradientCell):
         return self.reducer(gradients)
 
     def measure(self, gradients, loss):  # type: ignore[no-untyped-def]
-        square_sums = self.map(_square_sum, gradients)
+        square_sums = [_square_sum(gradient) for gradient in gradients]  # type: ignore[no-untyped-call]
         norm = ops.sqrt(ops.addn(square_sums))
         ops.assign(self.norm, norm)
         if self.parameter_norms:
             ops.assign(self.square_sums, ops.stack(square_sums))
-            ops.assign(self.largest, ops.stack(self.map(_largest, gradients)))
+            largest = [_largest(gradient) for gradient in gradients]  # type: ignore[no-untyped-call]
+            ops.assign(self.largest, ops.stack(largest))
         if self.scaler is not None:
             ops.assign(self.finite, amp.all_finite(gradients))
             ops.assign(self.made, self.finite)

@@ -375,7 +375,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         length = table_length(self._optimizer) if isinstance(self._optimizer, nn.Optimizer) else None
         if length is None or batches == float("inf"):
             return
-        left = length - int(self._optimizer.global_step.asnumpy().item())
+        left = length - int(self._optimizer.global_step.item())
         updates = epochs * math.ceil(batches / self._accumulate_steps)
         if left < updates:
             warnings.warn(

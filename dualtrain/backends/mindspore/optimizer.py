@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import mindspore
@@ -62,8 +63,8 @@ class MindSporeLearningRate:
         for form in forms:
             parameter = _parameter_of(form)
             if parameter is not None:
-                old = parameter.asnumpy()
-                _assign(parameter, [lowered(_shortest(rate), factor, min_lr) for rate in old.reshape(-1)])
+                old = map(_shortest, parameter.asnumpy().reshape(-1).tolist())
+                _assign(parameter, [lowered(rate, factor, min_lr) for rate in old])
             else:
                 rate = self._value(form)
                 ratio = lowered(rate, factor, min_lr) / rate if rate > 0 else factor  # warm-ups begin at 0
@@ -79,13 +80,13 @@ class MindSporeLearningRate:
 
     def _value(self, form: Any) -> float:
         parameter = _parameter_of(form)
-        if parameter is not None and parameter.ndim == 0:
-            return _shortest(parameter.asnumpy())
-        step = max(int(self._optimizer.global_step.asnumpy().item()) - self._steps_ahead(), 0)
+        if parameter is not None and not parameter.shape:
+            return _shortest(parameter.item())
+        step = max(int(self._optimizer.global_step.item()) - self._steps_ahead(), 0)
         if parameter is not None:
             table = parameter.asnumpy()
-            return _shortest(table[min(step, len(table) - 1)])
-        return _shortest(form(Tensor([step], mindspore.int32)).asnumpy())
+            return _shortest(table[min(step, len(table) - 1)].item())
+        return _shortest(form(Tensor([step], mindspore.int32)).item())
 
 
 class ScaledSchedule(nn.learning_rate_schedule.LearningRateSchedule):  # type: ignore[misc]
@@ -108,7 +109,7 @@ class ScaledSchedule(nn.learning_rate_schedule.LearningRateSchedule):  # type: i
 def make_scalable(optimizer: Native) -> None:
     """Wrap an optimizer's schedules, before its first step, so that ``scale_lr`` works on them."""
     rate = optimizer.learning_rate
-    if int(optimizer.global_step.asnumpy().item()) > 0:
+    if int(optimizer.global_step.item()) > 0:
         return  # compiled already: a new Cell would be ignored without a word
     if isinstance(rate, nn.CellList):
         wrapped: dict[int, Any] = {}
@@ -166,9 +167,10 @@ def _parameter_of(form: Any) -> Any:
     return inner if isinstance(inner, Parameter) else None
 
 
-def _shortest(value: Any) -> float:
+@lru_cache(maxsize=64)  # a rate is mostly what it was in the step before
+def _shortest(value: float) -> float:
     """The shortest decimal that is this float32: 0.1 reads as 0.1, as it does on PyTorch."""
-    return float(str(np.float32(value.item())))
+    return float(str(np.float32(value)))
 
 
 def _assign(parameter: Any, values: Any) -> None:

@@ -21,7 +21,7 @@ from dualtrain.backends.mindspore.data import Batches
 from dualtrain.backends.mindspore.nonfinite import explain_nonfinite
 from dualtrain.backends.mindspore.optimizer import MindSporeLearningRate
 from dualtrain.backends.mindspore.probes import out_of_band
-from dualtrain.bus import Emitter, EventBus
+from dualtrain.bus import EventBus
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentValueError, RunStateError
 from dualtrain.events import Event
@@ -85,7 +85,7 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
         self.progress = Progress(accumulate_steps)
         self.parameter_norms = parameter_norms
         self.guarded = guarded
-        self._emitters: dict[Event, Emitter] = {}
+        self._emitters: dict[Event, Callable[[RunContext], None]] = {}
         if "totals" in self._parts:
             for total in self._parts["totals"]:
                 ops.assign(total, ops.zeros_like(total))
@@ -279,13 +279,13 @@ class MindSporeStep:
         cell = self._cell
         if cell is None or not cell.progress.applied or (cell.scaler is None and not cell.guarded):
             return False
-        return not bool(cell.kept.made.asnumpy())
+        return not bool(cell.kept.made.item())
 
     @property
     def loss_scale(self) -> float | None:
         if self._cell is None or self._cell.scaler is None:
             return None
-        return float(self._cell.scaler.scale_value.asnumpy())
+        return float(self._cell.scaler.scale_value.item())
 
     @property
     def accumulate_steps(self) -> int:
@@ -309,7 +309,7 @@ class MindSporeStep:
                 "grad_norm is not computed in this run: MindSpore computes it inside the step, where a "
                 "callback has Capability.GRAD_NORM in its needs or Model has clip_norm."
             )
-        return float(self._cell.kept.norm.asnumpy()) if self._cell.progress.updated else None
+        return float(self._cell.kept.norm.item()) if self._cell.progress.updated else None
 
     def grad_norm_clipped(self) -> float | None:
         norm = self.grad_norm()
@@ -351,7 +351,7 @@ class MindSporeStep:
     backward = optimizer_step = zero_grad
 
     def _count(self) -> int:
-        return 0 if self._counter is None else int(self._counter.asnumpy().item())
+        return 0 if self._counter is None else int(self._counter.item())
 
 
 def batch_norm_names(network: nn.Cell) -> list[str]:

@@ -23,7 +23,7 @@ from dualtrain.backends.torch import distributed
 from dualtrain.backends.torch.data import Batches
 from dualtrain.backends.torch.nonfinite import explain_nonfinite
 from dualtrain.backends.torch.norms import Norms, scale, total_norm
-from dualtrain.backends.torch.optimizer import Schedule, TorchLearningRate
+from dualtrain.backends.torch.optimizer import Schedule, TorchLearningRate, zero_grad_of
 from dualtrain.backends.torch.probes import sample_attention
 from dualtrain.bus import EventBus
 from dualtrain.context import RunContext
@@ -62,7 +62,7 @@ class OutputTensor(torch.Tensor):
 def as_outputs(value: Native) -> Native:
     """Detach what a step returned, also inside tuples, lists and mappings, so that no graph lives on."""
     if isinstance(value, torch.Tensor):
-        detached = value.detach()
+        detached = value.data  # detached, in half the time of detach()
         detached.__class__ = OutputTensor  # a third of what torch.Tensor._make_subclass takes
         return detached
     if isinstance(value, (tuple, list)):
@@ -140,6 +140,7 @@ class TrainStep:
         self._forward = forward if train_step is None else self._watched(forward)
         self._optimizers = optimizers
         self._optimizer = self._last_optimizer = next(iter(optimizers.values()))
+        self._zero_grad = zero_grad_of(self._optimizer)
         self._batches = batches
         self._clip_norm = clip_norm
         self._schedule = schedule
@@ -283,7 +284,7 @@ class TrainStep:
             return self._run_manually(batch)
         if self._filled == 0:
             self._norm = self._losses = None
-            self._optimizer.zero_grad()
+            self._zero_grad()
             self._window = self._accumulate_steps
             if self._is_plain and self._window == 1 and not self._parameter_norms_requested:
                 return self._run(batch, closes=True, plainly=True)
@@ -560,7 +561,7 @@ class TrainStep:
     def _drop_window(self) -> None:
         if self._filled:
             warn_of_dropped_window(self._filled, self._window)
-            self._optimizer.zero_grad()
+            self._zero_grad()
             self._filled = 0
 
     def _skip_batch(self) -> None:
