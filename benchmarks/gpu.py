@@ -12,7 +12,6 @@ whatever waits for the GPU fails. Takes less than 5 minutes on a recent GPU.
 from __future__ import annotations
 
 import argparse
-import inspect
 import sys
 import tempfile
 import time
@@ -170,27 +169,32 @@ def main() -> None:
 
 
 def check_synchronizations(network: nn.Module, optimizer: Any, batch: Any, folder: Path) -> None:
-    """Run steps that may not wait for the GPU; a logged one may.
+    """Run steps that may not wait for the GPU; one that is logged at once may, and the first one.
 
     Raises:
         RuntimeError: From torch, at the operation that waits.
     """
-    logger = dt.callbacks.StepLogger
-    # A thread that writes rows may wait, and the switch is one for all threads.
-    written_here = {"asynchronous": False} if "asynchronous" in inspect.signature(logger).parameters else {}
+    logger, monitor = dt.callbacks.StepLogger, dt.callbacks.TransformerMonitor
+    every_step = [
+        logger(folder / "late.jsonl", 1),
+        monitor(log_file=folder / "monitor.jsonl", attention_interval=1000),
+    ]
     listening = callbacks_for(Condition("", "", callbacks=10, listening=True), folder)
     loops = {
         "hand-written loop": partial(train_by_hand, network, optimizer, "cuda"),
         "dualtrain, ten listeners": partial(train_by_dualtrain, network, optimizer, listening),
+        "dualtrain, loss and norm of every step, read late": partial(
+            train_by_dualtrain, network, optimizer, every_step
+        ),
         "dualtrain, StepLogger": partial(
-            train_by_dualtrain, network, optimizer, [logger(folder / "sync.jsonl", 10, **written_here)]
+            train_by_dualtrain, network, optimizer, [logger(folder / "sync.jsonl", 10, asynchronous=False)]
         ),
     }
     for what, run in loops.items():
         logged = 10 if what.endswith("StepLogger") else 1000
 
         def forbid(step: int, logged: int = logged) -> None:
-            torch.cuda.set_sync_debug_mode("default" if step % logged == 0 else "error")
+            torch.cuda.set_sync_debug_mode("default" if step == 1 or step % logged == 0 else "error")
 
         data = TimedBatch((batch, batch), 1, 99, lambda: None, forbid)  # the last step is a logged one
         try:

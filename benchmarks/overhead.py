@@ -116,17 +116,6 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-
-    def names(known: Any) -> Any:
-        def split(text: str) -> list[str]:
-            found = text.split(",")
-            unknown = [name for name in found if name not in known]
-            if unknown:
-                raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is none of {', '.join(known)}")
-            return found
-
-        return {"type": split, "default": list(known), "metavar": ",".join(known)}
-
     every_loop = dict.fromkeys(loop for loops in ENGINES.values() for loop in loops)
     parser.add_argument("--workloads", **names(WORKLOADS))
     parser.add_argument("--engines", **names(ENGINES))
@@ -140,6 +129,19 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, default=Path("out/overhead"), help="a folder")
     return parser.parse_args()
+
+
+def names(known: Any) -> Any:
+    """Return what makes an option take some of the names known, with commas between them."""
+
+    def split(text: str) -> list[str]:
+        found = text.split(",")
+        unknown = [name for name in found if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is none of {', '.join(known)}")
+        return found
+
+    return {"type": split, "default": list(known), "metavar": ",".join(known)}
 
 
 class Worker:

@@ -164,7 +164,12 @@ class LearningRate(Protocol):
 
 @runtime_checkable
 class Backend(Protocol):
-    """One framework. Stateless: every verb takes the native objects that it works on."""
+    """One framework. Stateless: every verb takes the native objects that it works on.
+
+    A backend may also have ``to_float_later(value)``, which begins to copy a scalar, or the mean of a
+    larger tensor, to the host and returns the function that waits for that copy alone and returns the
+    float; None where the host has the value already, or the framework cannot.
+    """
 
     name: str
     """``"torch"``, ``"mindspore"``, ...; also ``str(backend)``."""
@@ -242,7 +247,11 @@ class Backend(Protocol):
 
 
 class Step(Protocol):
-    """What a run context asks of the step that trains: one object per run, owned by the engine."""
+    """What a run context asks of the step that trains: one object per run, owned by the engine.
+
+    It may also have ``grad_norms_later()``, which does for ``(grad_norm, grad_norm_clipped)`` what a
+    backend's ``to_float_later`` does for a tensor.
+    """
 
     @property
     def learning_rate(self) -> LearningRate | None:

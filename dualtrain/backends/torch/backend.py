@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from dualtrain.backends._arguments import check_same_weights, first_array
 from dualtrain.backends.torch import distributed
+from dualtrain.backends.torch.late import to_float_later
 from dualtrain.backends.torch.norms import HALVES, Norms
 from dualtrain.backends.torch.optimizer import TorchLearningRate
 from dualtrain.protocol import BatchShape, Capability, Native
@@ -60,6 +62,9 @@ class TorchBackend:
         if tensor.numel() != 1:
             tensor = tensor.float().mean()
         return float(tensor.item())
+
+    def to_float_later(self, value: Native) -> Callable[[], float] | None:
+        return to_float_later(value) if isinstance(value, torch.Tensor) else None
 
     def to_numpy(self, value: Native) -> Any:
         tensor = torch.as_tensor(value).detach()

@@ -21,6 +21,7 @@ from dualtrain.backends._contract import (
 )
 from dualtrain.backends.torch import distributed
 from dualtrain.backends.torch.data import Batches
+from dualtrain.backends.torch.late import to_float_later
 from dualtrain.backends.torch.nonfinite import explain_nonfinite
 from dualtrain.backends.torch.norms import Norms, scale, total_norm
 from dualtrain.backends.torch.optimizer import Schedule, TorchLearningRate, zero_grad_of
@@ -158,6 +159,7 @@ class TrainStep:
         self._window = self._filled = 0
         self._iterator: Iterator[Native] = iter(())
         self._following: Any = _UNKNOWN
+        self._last_loss: torch.Tensor | None = None
         self._skipped_batches = 0
         self._stepped = self._driving = False
         self._scaled_in_batch = False
@@ -268,6 +270,7 @@ class TrainStep:
                     self._parameter_norms_requested = False
                 yield batch
         finally:
+            self._last_loss = None
             if not self._outputs_are_read:  # until now, when the pass is over
                 self._params["net_outputs"] = as_outputs(self._params.get("net_outputs"))
             end_pass(iterator, self._batches)
@@ -306,6 +309,8 @@ class TrainStep:
         loss = outputs
         if type(loss) is not torch.Tensor or loss.ndim != 0 or not loss.requires_grad:
             loss = checked_loss(outputs, self._source)
+        # Until the next one, as by hand: autograd makes its nodes of weights anew where no graph has them.
+        self._last_loss = loss
         if plainly:  # nothing is asked for in between: what comes below and ``_update``, 3 us faster
             loss.backward()  # type: ignore[no-untyped-call]
             self._optimizer.step()
@@ -458,11 +463,29 @@ class TrainStep:
         return None if self._scaler is None else float(self._scaler.get_scale())
 
     def grad_norm(self) -> float | None:
+        norm = self._take_norm()
+        if norm is not None:
+            self._norm = norm = float(norm)
+        return norm
+
+    def grad_norms_later(self) -> Callable[[], tuple[float | None, float | None]] | None:
+        norm = self._take_norm()
+        read = to_float_later(norm) if isinstance(norm, torch.Tensor) else None
+        if read is None:
+            return None
+
+        def norms() -> tuple[float | None, float | None]:
+            norm = read()
+            return norm, norm_after_clipping(norm, self._clip_norm)
+
+        return norms
+
+    def _take_norm(self) -> torch.Tensor | float | None:
+        """The norm of this update, on the gradients' device where nobody has read it."""
         if not self._norm_is_due:
             return None
         if self._norm is None:
             self._norm = total_norm(self._gradients(self._last_optimizer))
-        self._norm = float(self._norm)
         return self._norm
 
     def grad_norm_clipped(self) -> float | None:
