@@ -47,8 +47,8 @@ class TransformerMonitor(Callback):
             so that a StepLogger behind this one in the list has them in its rows.
         grad_interval: Updates between two rows.
         attention_interval: Steps between two samples. At 50 a sample of the default size costs about
-            1 % of a training's time for a batch of eight, 2 % in MindSpore's GRAPH mode, and less for
-            larger batches.
+            1 % of a training's time for a batch of eight, 2 to 4 % in MindSpore's GRAPH mode, and less
+            for larger batches.
         explosion_threshold: A norm above it is warned of as exploding, and one that is not finite as
             that; but not where fp16 skips the update, which is how it finds its scale.
         attention_samples: How many samples of a batch are looked at; None: all. 8 make means
