@@ -19,7 +19,7 @@ class LogNorm(dt.Callback):
         run_context.log("grad_norm", run_context.grad_norm)
 
 
-def callbacks(condition: Condition, log: Path) -> list[Any]:
+def callbacks(condition: Condition, log: Path, *, attention_interval: int = 50) -> list[Any]:
     """Return what a user passes to ``train``."""
     if condition.callbacks:
         return silent_on_lifecycle(condition)
@@ -31,7 +31,7 @@ def callbacks(condition: Condition, log: Path) -> list[Any]:
         if not hasattr(dt.callbacks, "TransformerMonitor"):
             raise NotApplicable("this version has no TransformerMonitor")
         monitor = dt.callbacks.TransformerMonitor(
-            log_file=log.with_suffix(".monitor.jsonl"), attention_interval=50
+            log_file=log.with_suffix(".monitor.jsonl"), attention_interval=attention_interval
         )
         found.append(monitor)
     return found
