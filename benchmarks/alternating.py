@@ -1,7 +1,7 @@
 """Measure what callbacks add to a step of the ViT, which varies too much for overhead.py to tell.
 
-On PyTorch. In one run they are called in every other block of ten steps, and each block without them is compared with
-its two neighbours, so that what else the machine does for longer than that cancels.
+On PyTorch. In one run they are called in every other block of ten steps, and each block without them is
+compared with its two neighbours, so that what else the machine does for longer than that cancels.
 
     .venv-bench/bin/python benchmarks/alternating.py
     .venv-bench/bin/python benchmarks/alternating.py --conditions all --steps 400
