@@ -354,11 +354,17 @@ def test_gradients_are_dropped_as_zero_grad_drops_them(engine: Any) -> None:
     assert network["unused"].w.grad is None
 
 
-@pytest.mark.parametrize("whose", ["its class's", "its own", "an object's that wraps it"])
-def test_an_optimizers_own_zero_grad_is_called(engine: Any, whose: str) -> None:
+@pytest.mark.parametrize("whose", ["its class's", "its own", "a patch", "an object's that wraps it"])
+def test_an_optimizers_own_zero_grad_is_called(
+    engine: Any, whose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
     calls = []
+    if whose == "a patch":
+        untouched = torch.optim.Optimizer.zero_grad
+        patch = lambda self, *args: (calls.append("zero"), untouched(self, *args))  # noqa: E731
+        monkeypatch.setattr(torch.optim.Optimizer, "zero_grad", patch)
     network = engine.weight()
 
     class Counting(torch.optim.SGD):

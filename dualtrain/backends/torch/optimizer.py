@@ -1,7 +1,8 @@
-"""The learning rate of PyTorch optimizers, read and written in one place, and the schedule on it."""
+"""PyTorch's optimizers: their learning rate, read and written in one place, the schedule on it, zero_grad."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,8 @@ from dualtrain.backends._arguments import checked_rates, lowered
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 from dualtrain.monitor import find_metric
 from dualtrain.protocol import Native, Rate
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 class TorchLearningRate:
@@ -208,7 +211,9 @@ def zero_grad_of(optimizer: Native) -> Callable[[], None]:
     the rest of it is done here.
     """
     zero_grad: Callable[[], None] = optimizer.zero_grad
-    if getattr(zero_grad, "__func__", None) is not torch.optim.Optimizer.zero_grad:
+    native = torch.optim.Optimizer.zero_grad
+    is_native = getattr(zero_grad, "__func__", None) is native
+    if not is_native or not native.__code__.co_filename.startswith(_TORCH):  # a patch of the class, too
         return zero_grad
 
     def drop_gradients() -> None:
