@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dualtrain.callback import Callback
+from dualtrain.callbacks._log_writing import LogWriting
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 from dualtrain.protocol import Capability, Native
@@ -20,7 +20,7 @@ from dualtrain.triggers import positive_int
 _SHOWN = 5
 
 
-class ParameterMonitor(Callback):
+class ParameterMonitor(LogWriting):
     """Record weight norm, gradient norm and update ratio of each layer on some of the updates.
 
     A sample is due at the first step, then every ``interval`` steps, and is taken at the next update
@@ -87,7 +87,6 @@ class ParameterMonitor(Callback):
             )
         self.log_file = log_file
         self.last: dict[str, Any] | None = None
-        self._resuming = False
         self._forget_run()
 
     def _forget_run(self) -> None:
@@ -153,15 +152,6 @@ class ParameterMonitor(Callback):
         """Continue the log in the next run instead of starting a new one."""
         self.last = state["last"]
         self._resuming = self.last is not None
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy has the settings and no part in a running log.
-        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._resuming = False
-        self._forget_run()
 
     def _record(
         self,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dualtrain.callback import Callback
+from dualtrain.callbacks._log_writing import LogWriting
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 from dualtrain.records import Record
@@ -15,7 +15,7 @@ from dualtrain.sinks.run_log import RunLog
 from dualtrain.triggers import Every, positive_int
 
 
-class StepLogger(Callback):
+class StepLogger(LogWriting):
     """Log every ``log_interval``-th step, and the very last one, to a file.
 
     A row has ``step`` and ``epoch`` (from 1), ``global_step`` (optimizer updates), ``loss``,
@@ -75,7 +75,6 @@ class StepLogger(Callback):
         self.rank = rank
         self.asynchronous = asynchronous
         self.max_bytes = None if max_bytes is None else positive_int("StepLogger", "max_bytes", max_bytes)
-        self._resuming = False
         self._forget_run()
 
     def _forget_run(self) -> None:
@@ -158,15 +157,6 @@ class StepLogger(Callback):
         """Continue the log in the next run instead of starting a new one."""
         self._written_step = state["written_step"]
         self._resuming = self._written_step > 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy has the settings and no part in a running log.
-        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._resuming = False
-        self._forget_run()
 
     def _record(self, run_context: RunContext) -> Record:
         self._late_loss = run_context.loss_later() if self.asynchronous else None

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dualtrain.callback import Callback
+from dualtrain.callbacks._log_writing import LogWriting
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, DualTrainError
 from dualtrain.protocol import AttentionLayer, Capability
@@ -21,7 +21,7 @@ from dualtrain.triggers import positive_int
 _logger = logging.getLogger(__name__)
 
 
-class TransformerMonitor(Callback):
+class TransformerMonitor(LogWriting):
     """Record the gradient norm of each update, and now and then each head's attention.
 
     Training with it is bit-equal to training without: attention comes from a forward pass of its
@@ -117,7 +117,6 @@ class TransformerMonitor(Callback):
         self.attention_samples = attention_samples
         self.attention_fn = attention_fn
         self.rank = rank
-        self._resuming = False
         self._forget_run()
 
     def _forget_run(self) -> None:
@@ -187,15 +186,6 @@ class TransformerMonitor(Callback):
         """Continue the log in the next run instead of starting a new one."""
         self._rows = state["rows"]
         self._resuming = self._rows > 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy has the settings and no part in a running log.
-        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._resuming = False
-        self._forget_run()
 
     def _sample(self, run_context: RunContext) -> None:
         first = not self.attention

@@ -1,4 +1,4 @@
-"""PyTorch's optimizers: their learning rate, read and written in one place, the schedule on it, zero_grad."""
+"""PyTorch's optimizers: their learning rate, read and written in one place, its schedule, zero_grad."""
 
 from __future__ import annotations
 
