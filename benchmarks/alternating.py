@@ -1,7 +1,8 @@
 """Measure what callbacks add to a step of the ViT, which varies too much for overhead.py to tell.
 
 On PyTorch. In one run they are called in every other block of ten steps, and each block without them is
-compared with its two neighbours, so that what else the machine does for longer than that cancels.
+compared with its two neighbours by the CPU time of all threads, so that what else the machine does for
+longer than that cancels.
 
     .venv-bench/bin/python benchmarks/alternating.py
     .venv-bench/bin/python benchmarks/alternating.py --conditions all --steps 400
@@ -10,21 +11,14 @@ compared with its two neighbours, so that what else the machine does for longer 
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 import tempfile
 from collections.abc import Iterator
-from itertools import cycle, islice, pairwise
 from pathlib import Path
 from statistics import mean, stdev
-from time import perf_counter
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "digits_vit"))
-
 from loops import torch_loops
-from loops.common import CONDITIONS
+from loops.common import CONDITIONS, TimedBatches
 from loops.dualtrain_callbacks import callbacks as callbacks_for
 from overhead import names
 
@@ -65,23 +59,6 @@ def is_on(step: int) -> bool:
     return (step - 1) // BLOCK % 2 == 1
 
 
-class NotedBatches:
-    """Batches for one epoch, which note when each of them is asked for."""
-
-    def __init__(self, batches: list[Any], steps: int) -> None:
-        self._batches, self._steps = batches, steps
-        self.times: list[float] = []
-
-    def __len__(self) -> int:
-        return self._steps
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in islice(cycle(self._batches), self._steps):
-            self.times.append(perf_counter())
-            yield batch
-        self.times.append(perf_counter())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -95,17 +72,16 @@ def main() -> None:
             # Half of the steps are seen, so that one of 50 which are is one of 100.
             callbacks = callbacks_for(CONDITIONS[name], Path(folder) / "log.jsonl", attention_interval=100)
             work = torch_loops.work("W2")
-            data = NotedBatches(work.batches, options.steps)
+            data = TimedBatches(work.batches, 0, options.steps, block=BLOCK)
             model = dt.Model(work.network, work.loss_fn, work.optimizer)
             model.train(1, data, Alternating(callbacks))
-        added = list(differences([after - before for before, after in pairwise(data.times)]))
+        added = list(differences(data.blocks()))
         error = stdev(added) / len(added) ** 0.5
         print(f"{name:8} {mean(added):+.1f} ±{error:.1f}   ({CONDITIONS[name].words})", flush=True)
 
 
-def differences(seconds: list[float]) -> Iterator[float]:
+def differences(blocks: list[float]) -> Iterator[float]:
     """Yield, for each block without callbacks, by how many percent its neighbours are slower."""
-    blocks = [mean(seconds[i : i + BLOCK]) for i in range(0, len(seconds) - BLOCK + 1, BLOCK)]
     for i in range(2, len(blocks) - 1, 2):  # the first one warms up
         yield 100 * ((blocks[i - 1] + blocks[i + 1]) / 2 / blocks[i] - 1)
 

@@ -29,7 +29,6 @@ from loops.common import CONDITIONS, NotApplicable
 from overhead import ENVIRONMENT, names
 
 WARM = 50
-FIXED = {"PYTHONHASHSEED": "0"}
 
 
 class CountedBatches:
@@ -100,7 +99,7 @@ def count(loop: str, condition: str, steps: int) -> float | None:
     with tempfile.TemporaryDirectory() as folder:
         command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--callgrind-out-file=/dev/null"]
         command += [sys.executable, __file__, f"--steps={steps}", "--inside", loop, condition]
-        environment = {**os.environ, **ENVIRONMENT, **FIXED}
+        environment = {**os.environ, **ENVIRONMENT, "PYTHONHASHSEED": "0"}
         result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     collected = re.search(r"Collected : (\d+)", result.stderr)
     if result.returncode or collected is None:

@@ -213,7 +213,6 @@ def measure(worker: Worker, workload: str, options: argparse.Namespace, found: d
 
 def serve(connection: Any, engine: str, loop: str) -> None:
     """Answer requests: ``(workload, condition, (warm, steps), bare)``."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "digits_vit"))
     with tempfile.TemporaryDirectory() as folder:
         quiet(Path(folder) / "output.txt")
         logs = (Path(folder) / f"{number}.jsonl" for number in count())

@@ -248,10 +248,10 @@ class RunContext:
         return self._loss
 
     def loss_later(self) -> Callable[[], float] | None:
-        """Begin to read the loss of this step, for a callback that can do with it in the next step.
+        """Begin to read the loss of this step, for a callback that does not need it before the next one.
 
         Returns:
-            What returns the number that ``loss`` is. Called when the next step ends it hardly waits, while
+            A function that returns what ``loss`` is. Called when the next step ends, it hardly waits, while
             to read ``loss`` leaves the device without work until the host has it. None where nothing is
             gained: on the CPU, on MindSpore, or if the loss of this step has been read already.
 

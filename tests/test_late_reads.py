@@ -182,24 +182,47 @@ def test_what_is_on_the_host_is_not_copied(engine: Any) -> None:
 
 
 @pytest.mark.torch
-def test_on_a_gpu_the_rows_are_those_of_a_logger_that_waits() -> None:
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_pytorchs_rows_are_those_of_a_logger_that_waits(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the CPU a copy that is read later stands in for the GPU's; all around it is as it is there."""
     import torch
 
-    if not torch.cuda.is_available():
+    from dualtrain.backends.torch import backend, step
+
+    reads: list[float] = []
+    if device == "cpu":
+
+        def to_float_later(value: Any) -> Callable[[], float]:
+            copy = value.clone()
+            return lambda: reads.append(float(copy)) or reads[-1]
+
+        monkeypatch.setattr(backend, "to_float_later", to_float_later)
+        monkeypatch.setattr(step, "to_float_later", to_float_later)
+    elif not torch.cuda.is_available():
         pytest.skip("there is no GPU")
     torch.manual_seed(0)
-    network = torch.nn.Linear(64, 64, device="cuda")
+    network = torch.nn.Linear(64, 64, device=device)
     optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
+
+    def log_norms(run_context: Any) -> None:
+        run_context.log("grad_norm", run_context.grad_norm)
+        run_context.log("grad_norm_clipped", run_context.grad_norm_clipped)
+
     callbacks = [
         dt.callbacks.StepLogger("late.jsonl", 1),
         dt.callbacks.TransformerMonitor(log_file="monitor.jsonl"),
-        At("on_train_step_end", lambda c: c.log("grad_norm", c.grad_norm)),
+        At("on_train_step_end", log_norms),
         dt.callbacks.StepLogger("at_once.jsonl", 1, asynchronous=False),
     ]
-    batches = [(torch.randn(8, 64, device="cuda"), torch.randn(8, 64, device="cuda")) for _ in range(20)]
+    batches = [(torch.randn(8, 64, device=device), torch.randn(8, 64, device=device)) for _ in range(20)]
     with pytest.warns(UserWarning, match="no attention"):
         dt.Model(network, torch.nn.MSELoss(), optimizer, clip_norm=0.1).train(2, batches, callbacks)
     at_once = rows("at_once.jsonl")
     assert [row["loss"] for row in rows("late.jsonl")] == [row["loss"] for row in at_once]
-    assert [row["grad_norm"] for row in rows("monitor.jsonl")] == [row["grad_norm"] for row in at_once]
+    for name in ("grad_norm", "grad_norm_clipped"):
+        assert [row[name] for row in rows("monitor.jsonl")] == [row[name] for row in at_once]
+    assert all(row["grad_norm"] > 0.1 >= row["grad_norm_clipped"] > 0.09 for row in at_once)
     assert len(at_once) == 40
+    assert device == "cuda" or len(reads) == 80

@@ -1,6 +1,12 @@
 """The training loops that overhead.py measures: one module per framework, which is imported in a process
 of its own."""
 
+import sys
+from pathlib import Path
+
+# The ViT of the largest workload is an example's.
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "digits_vit"))
+
 ENGINES = {
     "torch": ("bare", "dualtrain", "ignite", "skorch", "lightning", "trainer", "keras"),
     "graph": ("bare", "model", "dualtrain"),

@@ -73,12 +73,13 @@ class TimedBatches:
         batches: The batches, given out in turn.
         warm: Steps before the clocks start.
         steps: Steps to measure.
+        block: Steps between two looks at the clocks; None: as many as make ``BLOCKS`` blocks.
     """
 
-    def __init__(self, batches: list[Any], warm: int, steps: int) -> None:
+    def __init__(self, batches: list[Any], warm: int, steps: int, *, block: int | None = None) -> None:
         self.batches = batches
         self._warm = warm
-        self._block = max(1, steps // BLOCKS)
+        self._block = block or max(1, steps // BLOCKS)
         self._blocks = steps // self._block
         self._times: list[tuple[float, float]] = []
 
@@ -95,11 +96,15 @@ class TimedBatches:
         self._times.append((perf_counter(), process_time()))
         yield next(batches)
 
+    def blocks(self) -> list[float]:
+        """Return how many seconds each block has worked, on all threads."""
+        return [after[1] - before[1] for before, after in pairwise(self._times)]
+
     def microseconds(self) -> dict[str, float]:
         """Return the time of a step by each of the clocks."""
         (wall, cpu), (wall_end, cpu_end) = self._times[0], self._times[-1]
         scale = 1e6 / (self._blocks * self._block)
-        blocks = sorted(after[1] - before[1] for before, after in pairwise(self._times))
+        blocks = sorted(self.blocks())
         return {
             "cpu": (cpu_end - cpu) * scale,
             "quiet": blocks[len(blocks) // 10] * 1e6 / self._block,

@@ -50,8 +50,8 @@ class StepLogger(LogWriting):
     A run that another callback stops after this one has written has a second row for its last step
     if something is logged after that.
 
-    Cost: every ``log_interval`` steps one device sync (on a GPU, with PyTorch, none) and, on the training
-    thread, about 7 us, or 15 us without a thread; otherwise a comparison, 2 us.
+    Cost: every ``log_interval`` steps one device sync and, on the training thread, about 7 us, or 15 us
+    without a thread; otherwise a comparison, 2 us. With PyTorch on a GPU, and a thread, no sync.
     Events: train begin, epoch begin, step end, epoch end, train end, teardown.
     """
 

@@ -159,16 +159,18 @@ class TransformerMonitor(LogWriting):
             self._updates += 1
         if not (sampled or due):
             return
-        row = self._row(run_context, sampled)
-        skipped = run_context.step_skipped
-        norms_later = None if self.log_file is None else run_context.grad_norms_later()
-        if norms_later is not None:
-            self._held = lambda: self._finish(row, skipped, *norms_later())
-            return
-        norm, clipped = run_context.grad_norm, run_context.grad_norm_clipped
-        self._finish(row, skipped, norm, clipped)
+        step, skipped = run_context.step or 0, run_context.step_skipped
         if self.log_file is None:
+            norm, clipped = run_context.grad_norm, run_context.grad_norm_clipped
+            self._watch_norm(step, skipped, norm)
             self._hand_on(run_context, norm, clipped, sampled)
+            return
+        row = self._row(run_context, sampled)
+        norms_later = run_context.grad_norms_later()
+        if norms_later is None:
+            self._finish(row, skipped, run_context.grad_norm, run_context.grad_norm_clipped)
+        else:
+            self._held = lambda: self._finish(row, skipped, *norms_later())
 
     def on_teardown(self, run_context: RunContext) -> None:
         try:
@@ -228,7 +230,9 @@ class TransformerMonitor(LogWriting):
             stacklevel=4,
         )
 
-    def _watch_norm(self, step: int, norm: float) -> None:
+    def _watch_norm(self, step: int, skipped: bool, norm: float | None) -> None:
+        if norm is None or skipped:  # to overflow is how fp16 finds its scale
+            return
         trouble = None
         if norm < self.grad_norm_threshold:
             trouble = f"vanishing: below {self.grad_norm_threshold:g}"
@@ -254,8 +258,7 @@ class TransformerMonitor(LogWriting):
         return Record(run_context.step or 0, run_context.epoch, "train", time.time(), values, arrays)
 
     def _finish(self, row: Record, skipped: bool, norm: float | None, clipped: float | None) -> None:
-        if norm is not None and not skipped:  # to overflow is how fp16 finds its scale
-            self._watch_norm(row.step, norm)
+        self._watch_norm(row.step, skipped, norm)
         if self._log is not None:
             row.values.update(grad_norm=norm, grad_norm_clipped=clipped)
             self._log.write(row)
