@@ -23,14 +23,18 @@ if TYPE_CHECKING:
     from dualtrain.context import RunContext as RunContext
     from dualtrain.events import Event as Event
     from dualtrain.model import Model as Model
+    from dualtrain.run import Run as Run
+    from dualtrain.seed import seed_everything as seed_everything
 
 _EXPORTS = {
     "Callback": "dualtrain.callback:Callback",
     "Event": "dualtrain.events:Event",
     "Model": "dualtrain.model:Model",
+    "Run": "dualtrain.run:Run",
     "RunContext": "dualtrain.context:RunContext",
     "callbacks": "dualtrain.callbacks",
     "logs": "dualtrain.logs",
+    "seed_everything": "dualtrain.seed:seed_everything",
     "sinks": "dualtrain.sinks",
     "testing": "dualtrain.testing",
 }

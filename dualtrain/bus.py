@@ -1,4 +1,4 @@
-"""Who listens to what: registration with its checks, the dispatch plan, and the way out."""
+"""The event bus: registration of callbacks with its checks, the dispatch plan, and the dispatch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import difflib
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 from weakref import WeakSet
@@ -25,7 +24,7 @@ _warned_classes: WeakSet[type] = WeakSet()
 
 
 class Emitter:
-    """Who listens to one event."""
+    """The listeners of one event."""
 
     __slots__ = ("calls", "event")
 
@@ -72,52 +71,18 @@ class TimedEmitter(Emitter):
         return timed
 
 
-class EventBus:
-    """Dispatch events to callbacks, in the order of the list.
+class Dispatch:
+    """Call the listeners of events.
 
     Args:
-        callbacks: One callback, a list or tuple of them, or None.
-        native_bases: Callback base classes of frameworks: what a callback merely inherits
-            from one of these is not a hook.
-        callback_times: Class name -> seconds, for a bus that is part of a larger one and is to add to its
-            ``callback_times``.
-
-    Attributes:
-        callback_times: How long the hooks of each class have taken; None where no callback asks for
-            ``Capability.CALLBACK_TIMES``.
-
-    Raises:
-        ArgumentTypeError: Something in the list is not a callback, or a hook cannot take
-            ``(run_context)``.
-        UnknownEventError: A callback has a public ``on_*`` method that names no event.
+        emitters: Event -> its emitter, for the events that have listeners.
     """
 
-    def __init__(
-        self,
-        callbacks: Any = None,
-        *,
-        native_bases: tuple[type, ...] = (),
-        callback_times: dict[str, float] | None = None,
-    ) -> None:
-        self.callbacks = as_callbacks(callbacks)
-        bases = (Callback, *native_bases)
-        plan: dict[Event, list[tuple[Any, Hook]]] = {event: [] for event in Event}
-        for callback in self.callbacks:
-            for event, hook in _hooks_of(callback, bases).items():
-                plan[event].append((callback, hook))
-        if callback_times is None and Capability.CALLBACK_TIMES in self.asked_for():
-            callback_times = {}
-        self.callback_times = callback_times
-        self._emitters = {
-            event: Emitter(event, hooks)
-            if callback_times is None
-            else TimedEmitter(event, hooks, callback_times)
-            for event, hooks in plan.items()
-            if hooks
-        }
+    def __init__(self, emitters: Mapping[Event, Emitter]) -> None:
+        self._emitters = dict(emitters)
 
     def emitter(self, event: Event) -> Callable[[RunContext], None] | None:
-        """Return what calls the listeners of an event, or None where nobody listens."""
+        """Return the function that calls the listeners of an event, or None where there is no listener."""
         emitter = self._emitters.get(event)
         return None if emitter is None else emitter.emit
 
@@ -127,20 +92,60 @@ class EventBus:
         if emitter is not None:
             emitter.emit(context)
 
-    def asked_for(self) -> frozenset[Capability]:
-        """Return what callbacks need, and what they want where the engine has it."""
-        return frozenset(
-            capability
-            for callback in self.callbacks
-            for attribute in ("needs", "wants")
-            for capability in getattr(callback, attribute, ())
+
+class EventBus(Dispatch):
+    """Dispatch events to callbacks, in the order of the list.
+
+    Args:
+        callbacks: One callback, a list or tuple of them, or None.
+        native_bases: Callback base classes of frameworks: a method that a callback merely inherits
+            from one of these is not a hook.
+
+    Attributes:
+        callback_times: Class name -> seconds in its hooks; None where no callback asks for
+            ``Capability.CALLBACK_TIMES``.
+
+    Raises:
+        ArgumentTypeError: An item of the list is not a callback, or a hook cannot take
+            ``(run_context)``.
+        UnknownEventError: A callback has a public ``on_*`` method that names no event.
+    """
+
+    def __init__(self, callbacks: Any = None, *, native_bases: tuple[type, ...] = ()) -> None:
+        self.callbacks = as_callbacks(callbacks)
+        bases = (Callback, *native_bases)
+        plan: dict[Event, list[tuple[Any, Hook]]] = {event: [] for event in Event}
+        for callback in self.callbacks:
+            for event, hook in _hooks_of(callback, bases).items():
+                plan[event].append((callback, hook))
+        times: dict[str, float] | None = {} if Capability.CALLBACK_TIMES in self.asked_for() else None
+        self.callback_times = times
+        super().__init__(
+            {
+                event: Emitter(event, hooks) if times is None else TimedEmitter(event, hooks, times)
+                for event, hooks in plan.items()
+                if hooks
+            }
         )
 
+    def part(self, callbacks: Sequence[Any]) -> Dispatch:
+        """Return the dispatch to some of the callbacks alone."""
+        members = set(map(id, callbacks))
+        parts = {
+            event: Emitter(event, [call for call in emitter.calls if id(call[0]) in members])
+            for event, emitter in self._emitters.items()
+        }
+        return Dispatch({event: emitter for event, emitter in parts.items() if emitter.calls})
+
+    def asked_for(self) -> frozenset[Capability]:
+        """Return the capabilities that callbacks need, and those that they use if available."""
+        return asked_for(self.callbacks)
+
     def check_needs(self, capabilities: frozenset[Capability], mode: str) -> None:
-        """Refuse callbacks that need what the engine lacks.
+        """Refuse callbacks that need a capability which the engine lacks.
 
         Args:
-            capabilities: What the engine can do.
+            capabilities: The capabilities of the run.
             mode: The engine and its mode in words, for the message.
 
         Raises:
@@ -168,55 +173,37 @@ class EventBus:
                     stacklevel=2,
                 )
 
-    @contextmanager
-    def lifecycle(self, context: RunContext) -> Iterator[None]:
-        """Enter the callbacks, and leave them by the one way out, whatever happens inside.
-
-        An error goes to ``on_exception`` first; then comes ``on_teardown`` in reverse order,
-        then each ``__exit__`` in reverse order. The original error is what arrives outside,
-        with notes about any failure on the way out; nothing swallows it. What was passed as
-        ``request_stop(raise_after=...)`` is raised after a normal end, before the way out.
-        """
-        entered: list[Any] = []
-        error: BaseException | None = None
-        if self.callback_times is not None:
-            context._callback_times = self.callback_times
-        try:
-            for callback in self.callbacks:
-                enter = getattr(callback, "__enter__", None)
-                if enter is not None:
-                    enter()
-                entered.append(callback)
-            yield
-        except BaseException as caught:  # noqa: BLE001 - raised again below
-            error = self._emit_to_each(Event.EXCEPTION, caught, context, caught)
-        else:
-            error = context._raise_after
-        error = self._emit_to_each(Event.TEARDOWN, error, context)
-        for callback in reversed(entered):
-            leave = getattr(callback, "__exit__", None)
-            if leave is not None:
-                details = (None,) * 3 if error is None else (type(error), error, error.__traceback__)
-                error = _attempt(error, f"{_name(callback)}.__exit__", leave, *details)
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # no reference cycle through this frame
-
-    def _emit_to_each(
+    def emit_to_each(
         self, event: Event, error: BaseException | None, context: RunContext, *extra: Any
     ) -> BaseException | None:
-        """Call every listener, also after one that failed; return the error to go on with."""
+        """Call every listener, also after one that failed; ``on_exception`` in list order, others reversed.
+
+        Args:
+            event: The event.
+            error: The error on the way out, if there is one.
+            context: The run's context.
+            *extra: Further arguments of the hooks.
+
+        Returns:
+            The error to go on with: the first one.
+        """
         context.event = event
         emitter = self._emitters.get(event)
         calls = () if emitter is None else emitter.calls
         for owner, hook in calls if event is Event.EXCEPTION else reversed(calls):
-            error = _attempt(error, _where(owner, event, context), hook, context, *extra)
+            error = attempt(error, _where(owner, event, context), hook, context, *extra)
         return error
 
+    def leave(self, callback: Any, error: BaseException | None) -> BaseException | None:
+        """Call a callback's ``__exit__``, if it has one; return the error to go on with."""
+        leave = getattr(callback, "__exit__", None)
+        if leave is None:
+            return error
+        details = (None,) * 3 if error is None else (type(error), error, error.__traceback__)
+        return attempt(error, f"{_name(callback)}.__exit__", leave, *details)
+
     def describe(self) -> str:
-        """Return who is called when, a line per event, in call order."""
+        """Return the listeners of each event, a line per event, in call order."""
         width = max((len(e) for e in self._emitters), default=0)
         lines = [
             f"{event.value:<{width}}  {', '.join(_name(owner) for owner, _ in emitter.calls)}"
@@ -233,6 +220,16 @@ def as_callbacks(callbacks: Any) -> list[Any]:
     if callbacks is None:
         return []
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+
+
+def asked_for(callbacks: Sequence[Any]) -> frozenset[Capability]:
+    """Return the capabilities that callbacks need, and those that they use if available."""
+    return frozenset(
+        capability
+        for callback in callbacks
+        for attribute in ("needs", "wants")
+        for capability in getattr(callback, attribute, ())
+    )
 
 
 def _hooks_of(callback: Any, bases: tuple[type, ...]) -> dict[Event, Hook]:
@@ -317,13 +314,13 @@ def _where(callback: Any, event: Event, context: RunContext) -> str:
     return f"{_name(callback)}.{event} at step {context.step}, epoch {context.epoch}"
 
 
-def _attempt(
+def attempt(
     error: BaseException | None, where: str, action: Callable[..., Any], *args: Any
 ) -> BaseException | None:
-    """Do something on the way out; return the error to go on with: the first one wins."""
+    """Call an action on a run's way out; return the error to go on with: the first one."""
     try:
         action(*args)
-    except BaseException as failure:  # noqa: BLE001 - raised by lifecycle
+    except BaseException as failure:  # noqa: BLE001 - returned, and raised by the driver
         if error is None:
             error = failure
             _add_note(error, f"raised in {where}")

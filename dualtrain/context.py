@@ -1,4 +1,4 @@
-"""What a callback is handed: MindSpore's RunContext with typed, framework-neutral properties."""
+"""The view of a run that callbacks get: MindSpore's RunContext with typed, framework-neutral properties."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dualtrain._lazy import resolve
+from dualtrain.arguments import positive_int
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
 from dualtrain.events import Event
-from dualtrain.protocol import AttentionLayer, Backend, Capability, Native, Rate, Step
-from dualtrain.triggers import positive_int
+from dualtrain.protocol import STEP_CAPABILITIES, AttentionLayer, Backend, Capability, Native, Rate
 
 RESERVED_NAMES = frozenset(
     {"step", "epoch", "global_step", "mode", "elapsed_sec", "timestamp", "nonfinite"}
@@ -45,6 +45,78 @@ class CallbackParams(dict[str, Any]):
         return CallbackParams, (dict(self),)
 
 
+class RunState:
+    """The state of a run, which the run writes and its context reads.
+
+    Args:
+        params: MindSpore's parameter mapping, kept by reference.
+        backend: The backend; None: found from the objects in ``params``.
+        step: The training step, in parts (see ``dualtrain.protocol.Step``); None in a lone evaluation.
+        capabilities: The capabilities of this run; None: those of the backend that need no step.
+        callbacks: The callback list as it was given.
+        initial_epoch: Epochs before this run.
+        evaluations: How many evaluations the run makes; None: not known.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, Any],
+        *,
+        backend: Backend | None = None,
+        step: Any = None,
+        capabilities: frozenset[Capability] | None = None,
+        callbacks: Sequence[Any] | None = None,
+        initial_epoch: int = 0,
+        evaluations: int | None = None,
+    ) -> None:
+        self.params = params
+        self.backend = backend
+        self.capabilities = capabilities
+        self.callbacks = callbacks
+        self.initial_epoch = initial_epoch
+        self.evaluations = evaluations
+        self.epoch_start: int | None = None
+        self.stop_requested = False
+        self.stop_reason: str | None = None
+        self.raise_after: BaseException | None = None
+        self.metrics: Mapping[str, Any] = {}
+        self.logged: dict[str, tuple[int, float]] = {}
+        self.log_count = 0
+        self.callback_times: Mapping[str, float] = {}
+        self.deferred: list[Callable[[], None]] = []
+        self.step = step
+        self.gradients = getattr(step, "gradients", None)
+        self.accumulation = getattr(step, "accumulation", None)
+        self.manual = getattr(step, "manual", None)
+        self.probing = getattr(step, "probing", None)
+
+    def find_backend(self) -> Backend | None:
+        """Return the backend, found from the framework's objects where no engine has given it."""
+        if self.backend is None:
+            registry = registered_backends()
+            for key in ("optimizer", "network", "train_network", "net_outputs"):
+                self.backend = registry.find_backend(self.params.get(key), missing_ok=True)
+                if self.backend is not None:
+                    break
+        return self.backend
+
+    def remember_metrics(self) -> None:
+        """Keep the results of the evaluation that has put them into the parameters."""
+        found = self.params.get("eval_results")
+        if found is None:
+            found = self.params.get("metrics")
+        if found is not None:
+            self.metrics = found
+
+
+def registered_backends() -> Any:
+    """Return the table of backends: the one reference upwards, by name.
+
+    A run that is given a framework's objects alone has to ask which framework they belong to.
+    """
+    return resolve("dualtrain.backends")
+
+
 class RunContext:
     """Information about the run at hand, and the way to stop it.
 
@@ -56,36 +128,15 @@ class RunContext:
     Counting follows MindSpore: ``step`` and ``epoch`` start at 1.
     """
 
-    def __init__(
-        self,
-        args: Mapping[str, Any],
-        *,
-        backend: Backend | None = None,
-        step: Step | None = None,
-        initial_epoch: int = 0,
-        capabilities: frozenset[Capability] | None = None,
-        callbacks: Sequence[Any] | None = None,
-        evaluations: int | None = None,
-    ) -> None:
-        if not isinstance(args, Mapping):
+    def __init__(self, args: Mapping[str, Any] | RunState) -> None:
+        if isinstance(args, RunState):
+            self._state = args
+        elif isinstance(args, Mapping):
+            self._state = RunState(args)
+        else:
             raise ArgumentTypeError(
                 f"RunContext needs a mapping of parameters, but got {type(args).__name__}."
             )
-        self._args = args
-        self._backend = backend
-        self._step = step
-        self._initial_epoch = initial_epoch
-        self._capabilities = capabilities
-        self._callbacks = callbacks
-        self._evaluations = evaluations
-        self._epoch_start: int | None = None
-        self._stop_requested = False
-        self._stop_reason: str | None = None
-        self._raise_after: BaseException | None = None
-        self._metrics: Mapping[str, Any] = {}
-        self._logged: dict[str, tuple[int, float]] = {}
-        self._log_count = 0
-        self._callback_times: Mapping[str, float] = {}
         self._loss_key: tuple[Any, Any] = (None, self)  # equals no step
         self._loss: float | None = None
         self.event: Event | None = None
@@ -95,7 +146,7 @@ class RunContext:
 
     def original_args(self) -> Any:
         """Return the parameter mapping (``cb_params``), live: the engine changes it in place."""
-        return self._args
+        return self._state.params
 
     def request_stop(self, reason: str | None = None, *, raise_after: BaseException | None = None) -> None:
         """End the run in the ordinary way after the current step.
@@ -114,157 +165,192 @@ class RunContext:
             raise ArgumentTypeError(
                 f"request_stop(raise_after=...) takes an exception instance, but got {raise_after!r}."
             )
-        self._stop_requested = True
-        if self._stop_reason is None:
-            self._stop_reason = reason
-        if self._raise_after is None:
-            self._raise_after = raise_after
+        state = self._state
+        state.stop_requested = True
+        if state.stop_reason is None:
+            state.stop_reason = reason
+        if state.raise_after is None:
+            state.raise_after = raise_after
 
     def get_stop_requested(self) -> bool:
         """Tell whether a stop has been requested in this run."""
-        return self._stop_requested
+        return self._state.stop_requested
 
-    # Where the run is.
+    # Position.
 
     @property
     def stop_reason(self) -> str | None:
         """The reason given with the first ``request_stop`` that gave one."""
-        return self._stop_reason
+        return self._state.stop_reason
 
     @property
     def mode(self) -> str | None:
         """``"train"``, or ``"eval"`` during an evaluation, also inside ``fit``."""
-        return self._args.get("mode")
+        return self._state.params.get("mode")
 
     @property
-    def step(self) -> int | None:
-        """Batches so far, from 1 (``cur_step_num``); in evaluation the evaluation's batches."""
-        return self._args.get("cur_step_num")
+    def step(self) -> int:
+        """Batches so far, from 1 (``cur_step_num``); in an evaluation the evaluation's batches.
+
+        None in a context without an engine whose mapping has no ``cur_step_num``.
+        """
+        step: int = self._state.params.get("cur_step_num")  # type: ignore[assignment]
+        return step
 
     @property
-    def global_step(self) -> int | None:
-        """Optimizer updates of this run so far; 0 in a lone evaluation."""
-        if self._step is None:
-            return 0 if self.mode == "eval" else None
-        return self._step.global_step
+    def global_step(self) -> int:
+        """Optimizer updates of this run so far; 0 in a lone evaluation.
+
+        None in a context without an engine.
+        """
+        step = self._state.step
+        if step is None:
+            return 0 if self.mode == "eval" else None  # type: ignore[return-value]
+        count: int = step.global_step
+        return count
 
     @property
     def epoch(self) -> int | None:
         """The epoch, from 1 and absolute (``cur_epoch_num``); None in a lone evaluation."""
-        return self._args.get("cur_epoch_num")
+        return self._state.params.get("cur_epoch_num")
 
     @property
     def epochs(self) -> int | None:
-        """The epoch at which the run ends, counted as ``epoch`` is."""
-        remaining = self._args.get("epoch_num")
-        return None if remaining is None else remaining + self._initial_epoch
+        """The epoch at which the run ends, counted as ``epoch`` is; None if it has no end of its own."""
+        remaining = self._state.params.get("epoch_num")
+        return None if remaining is None else remaining + self._state.initial_epoch
 
     @property
     def batches_per_epoch(self) -> int | None:
-        """Batches in an epoch of the phase at hand; None if the data has no known length."""
-        batches = self._args.get("batch_num")
+        """Batches in an epoch of the present phase; None if the data has no known length."""
+        batches = self._state.params.get("batch_num")
         return batches if isinstance(batches, int) else None
 
     @property
     def step_in_epoch(self) -> int | None:
         """Batches so far in this epoch, from 1."""
-        step = self.step
+        step, begin = self.step, self._state.epoch_start
         if step is None or self.mode == "eval":
             return step
-        if self._epoch_start is not None:
-            return step - self._epoch_start
+        if begin is not None:
+            return step - begin
         batches = self.batches_per_epoch
         return (step - 1) % batches + 1 if batches and step else step
 
     @property
     def evaluations(self) -> int | None:
         """Evaluations that this run makes if nothing stops it; None where that is not known."""
-        return self._evaluations
+        return self._state.evaluations
 
     @property
     def callbacks(self) -> Sequence[Any]:
-        """The run's callbacks, as they were listed (``list_callback`` has MindSpore's own beside them)."""
-        return self._args.get("list_callback", ()) if self._callbacks is None else self._callbacks
+        """The callback list as it was given (``list_callback`` has MindSpore's own beside them)."""
+        given = self._state.callbacks
+        return self._state.params.get("list_callback", ()) if given is None else given
 
     # The engine.
 
     @property
+    def network(self) -> Native:
+        """The network, as the framework has it; None where it is not known."""
+        return self._state.params.get("network")
+
+    @property
+    def optimizer(self) -> Native:
+        """The optimizer, or a mapping name -> optimizer; None where there is none."""
+        return self._state.params.get("optimizer")
+
+    @property
+    def batch(self) -> Native:
+        """The batch at hand: of training, or during an evaluation of the evaluation."""
+        key = "eval_dataset_element" if self.mode == "eval" else "train_dataset_element"
+        return self._state.params.get(key)
+
+    @property
     def backend(self) -> Backend | None:
-        """The backend that runs, ``str(backend)`` being its name."""
-        if self._backend is None:
-            # The one reference upwards, by name: a context may be used without an engine,
-            # and then has to ask which framework its objects belong to.
-            find_backend = resolve("dualtrain.backends:find_backend")
-            for key in ("optimizer", "network", "train_network", "net_outputs"):
-                self._backend = find_backend(self._args.get(key), missing_ok=True)
-                if self._backend is not None:
-                    break
-        return self._backend
+        """The backend that runs; ``str(backend)`` is its name."""
+        return self._state.find_backend()
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """What the engine can do in this run."""
-        if self._capabilities is None:
-            backend = self.backend
-            return frozenset() if backend is None else backend.capabilities()
-        return self._capabilities
+        """The capabilities of this run; without an engine those that need no training step."""
+        if self._state.capabilities is not None:
+            return self._state.capabilities
+        backend = self.backend
+        return frozenset() if backend is None else backend.capabilities() - STEP_CAPABILITIES
 
     @property
     def rank(self) -> int:
         """This process's rank; 0 where nothing is distributed."""
-        backend = self.backend
-        return 0 if backend is None else backend.rank()
+        rank = getattr(self.backend, "rank", None)
+        return 0 if rank is None else rank()
 
     @property
     def world_size(self) -> int:
         """The number of processes that train together."""
-        backend = self.backend
-        return 1 if backend is None else backend.world_size()
+        world_size = getattr(self.backend, "world_size", None)
+        return 1 if world_size is None else world_size()
 
     @property
     def is_main(self) -> bool:
         """Whether this is rank 0, which does the input and output that is done once."""
         return self.rank == 0
 
+    def any_rank(self, flag: bool) -> bool:
+        """Tell whether ``flag`` is true on any rank. A collective: call it on all ranks.
+
+        Cost: nothing on one rank, else one all-reduce of one number.
+        """
+        return bool(flag) if self.world_size == 1 else bool(self.backend.any_rank(flag))  # type: ignore[union-attr]
+
     # Values.
 
     @property
     def outputs(self) -> Native:
-        """What the step returned, untouched; None before the first step."""
-        return self._args.get("net_outputs")
+        """The outputs of the step, as it returned them; None before the first step."""
+        return self._state.params.get("net_outputs")
 
     @property
-    def loss(self) -> float | None:
-        """The loss of this step.
+    def loss(self) -> float:
+        """The loss of this step; None where the step gave none.
 
         A vector reads as its mean, a tuple or list as its first item, a mapping as its
         ``"loss"``. Cost: one device sync at the first read in a step, none after it.
         """
-        outputs = self._args.get("net_outputs")
-        step = self._args.get("cur_step_num")
+        params = self._state.params
+        outputs, step = params.get("net_outputs"), params.get("cur_step_num")
         if self._loss_key[0] != step or self._loss_key[1] is not outputs:
             self._loss = self._to_float(outputs)
             self._loss_key = (step, outputs)
-        return self._loss
+        return self._loss  # type: ignore[return-value]
 
     def loss_later(self) -> Callable[[], float] | None:
-        """Begin to read the loss of this step, for a callback that does not need it before the next one.
+        """Begin to read the loss of this step, for a callback that needs it one step later at the earliest.
 
         Returns:
-            A function that returns what ``loss`` is. Called when the next step ends, it hardly waits, while
-            to read ``loss`` leaves the device without work until the host has it. None where nothing is
-            gained: on the CPU, on MindSpore, or if the loss of this step has been read already.
+            A function that returns the value of ``loss``. Called when the next step ends, it hardly waits,
+            while a read of ``loss`` leaves the device idle until the host has the number. None where
+            nothing is gained: on the CPU, on MindSpore, or if the loss of this step has been read already.
 
         Cost: a copy into pinned memory, and no device sync.
         """
-        outputs = self._args.get("net_outputs")
-        known = self._loss_key[0] == self._args.get("cur_step_num") and self._loss_key[1] is outputs
+        params = self._state.params
+        outputs = params.get("net_outputs")
+        known = self._loss_key[0] == params.get("cur_step_num") and self._loss_key[1] is outputs
         later = None if known else getattr(self.backend, "to_float_later", None)
         value = _loss_in(outputs)
         if later is None or value is None or isinstance(value, (int, float)):
             return None
         read: Callable[[], float] | None = later(value)
         return read
+
+    def defer(self, action: Callable[[], None]) -> None:
+        """Call an action once, when the next step has ended: before its listeners are called.
+
+        For numbers that a device is copying meanwhile. Where no step follows, the action is called at the
+        epoch's end, or on the run's way out.
+        """
+        self._state.deferred.append(action)
 
     @property
     def lr(self) -> Rate | None:
@@ -281,7 +367,7 @@ class RunContext:
         self._writable_learning_rate().write(value)
 
     def scale_lr(self, factor: float, min_lr: float = 0.0) -> Rate:
-        """Multiply the learning rate, on top of whatever schedule is in force.
+        """Multiply the learning rate, on top of the schedule in force.
 
         Args:
             factor: Finite and positive.
@@ -307,19 +393,22 @@ class RunContext:
         it is read; on MindSpore it is part of the step.
 
         Raises:
-            RunStateError: On MindSpore, where no callback has ``Capability.GRAD_NORM`` in its
-                ``needs`` and ``clip_norm`` is not set: the norm is not computed.
+            RunStateError: The norm is not known: on MindSpore, where no callback has
+                ``Capability.GRAD_NORM`` in its ``needs`` and ``clip_norm`` is not set; in a hand-written
+                loop, where the gradients are gone or were not reported.
         """
-        return None if self._step is None else self._step.grad_norm()
+        gradients = self._state.gradients
+        return None if gradients is None else gradients.grad_norm()
 
     @property
     def grad_norm_clipped(self) -> float | None:
         """The same norm after clipping; equal to ``grad_norm`` where nothing was clipped."""
-        return None if self._step is None else self._step.grad_norm_clipped()
+        gradients = self._state.gradients
+        return None if gradients is None else gradients.grad_norm_clipped()
 
     def grad_norms_later(self) -> Callable[[], tuple[float | None, float | None]] | None:
         """Begin to read ``(grad_norm, grad_norm_clipped)`` of this update; otherwise as ``loss_later``."""
-        later = getattr(self._step, "grad_norms_later", None)
+        later = getattr(self._state.gradients, "grad_norms_later", None)
         return None if later is None else later()
 
     @property
@@ -329,21 +418,22 @@ class RunContext:
         The native parameters themselves; tied weights are there once, under their first name. Under
         ``torch.compile`` names are those of the network that was compiled. Cost: a walk over the network.
         """
-        return {} if self._step is None else self._step.trained_parameters()
+        gradients = self._state.gradients
+        return {} if gradients is None else gradients.trained_parameters()
 
     def request_parameter_grad_norms(self) -> None:
-        """Ask, before an update, for ``parameter_grad_norms`` at its step end.
+        """Request ``parameter_grad_norms`` for the next update, before that update.
 
         A request holds until an update has been measured. A callback that makes one has
         ``Capability.PARAMETER_GRAD_NORMS`` in its ``needs``.
 
         Raises:
-            RunStateError: There is no training step to ask, or on MindSpore no callback of the run
+            RunStateError: There is no training step, or on MindSpore no callback of the run
                 has that capability in its needs: the norms are not compiled into the step.
         """
-        if self._step is None:
+        if self._state.gradients is None:
             raise RunStateError("There is no training step in this run, so no gradients to measure.")
-        self._step.request_parameter_grad_norms()
+        self._state.gradients.request_parameter_grad_norms()
 
     @property
     def parameter_grad_norms(self) -> dict[str, float] | None:
@@ -355,33 +445,39 @@ class RunContext:
         on PyTorch one pass over the gradients and one device sync in an update for which they are
         requested; on MindSpore they are part of every step of a run that needs them.
         """
-        return None if self._step is None else self._step.parameter_grad_norms()
+        gradients = self._state.gradients
+        return None if gradients is None else gradients.parameter_grad_norms()
 
     @property
     def is_update_step(self) -> bool:
         """Whether this batch ends a window of accumulation; known from the step's end on."""
-        return self._step is not None and self._step.is_update_step
+        step = self._state.step
+        return step is not None and bool(step.is_update_step)
 
     @property
     def step_skipped(self) -> bool:
         """Whether this batch's update was skipped because its gradients overflowed or were not finite."""
-        return self._step is not None and self._step.step_skipped
+        step = self._state.step
+        return step is not None and bool(step.step_skipped)
 
     @property
     def loss_scale(self) -> float | None:
         """The loss scale of mixed precision; None without one. Cost: one sync."""
-        return None if self._step is None else self._step.loss_scale
+        gradients = self._state.gradients
+        return None if gradients is None else gradients.loss_scale
 
     @property
     def accumulate_steps(self) -> int:
         """Batches per update. Assign it in ``on_train_epoch_begin``, for the epochs from there on."""
-        return 1 if self._step is None else self._step.accumulate_steps
+        accumulation = self._state.accumulation
+        return 1 if accumulation is None else accumulation.accumulate_steps
 
     @accumulate_steps.setter
     def accumulate_steps(self, value: int) -> None:
-        if self._step is None or Capability.ACCUMULATION not in self.capabilities:
+        accumulation = self._state.accumulation
+        if accumulation is None or Capability.ACCUMULATION not in self.capabilities:
             raise RunStateError("This run cannot accumulate gradients, so accumulate_steps cannot be set.")
-        self._step.accumulate_steps = positive_int("RunContext", "accumulate_steps", value)
+        accumulation.accumulate_steps = positive_int("RunContext", "accumulate_steps", value)
 
     def attention(
         self,
@@ -390,15 +486,15 @@ class RunContext:
     ) -> list[AttentionLayer]:
         """Describe the attention of each layer on the training batch at hand.
 
-        It is taken from a forward pass of its own: in evaluation mode, without gradient, with
-        random state, buffers, frozen parameters and the modules' attributes put back afterwards, and not
-        compiled. So training goes on as if nothing had been looked at, unless the network, hooks on it
-        or ``train_step`` change what is not theirs, such as a global list. The weights are those of the
-        moment: at ``on_train_step_begin`` the ones that the step is about to use.
+        It is computed by a forward pass of its own: in evaluation mode, without gradient, not compiled, with
+        random state, buffers, frozen parameters and the modules' attributes restored afterwards. So training
+        goes on as without it, unless the network, hooks on it or ``train_step`` change objects outside of
+        the network, such as a global list. The weights are the present ones: at ``on_train_step_begin``
+        those that the step is about to use.
 
         Args:
-            samples: How many samples of the batch are taken, the first ones; None: all. Batches
-                whose arrays differ along their first dimension are taken whole.
+            samples: How many samples of the batch are used, the first ones; None: all. Batches
+                whose arrays differ along their first dimension are used whole.
             function: ``function(network, batch)`` that returns each layer's probabilities, of shape
                 (samples, heads, queries, keys), for a network whose attention is not found by itself.
 
@@ -406,14 +502,21 @@ class RunContext:
             The layers, in the order of the forward pass; empty where there is no attention.
 
         Raises:
-            RunStateError: There is no training batch, or the engine cannot call the network alone.
+            RunStateError: There is no training batch, or the engine cannot call the network by itself.
 
         Cost: a forward pass over ``samples`` samples, the probabilities of a few rows at a time, a copy
         of buffers and frozen parameters meanwhile, and one device sync (one for each of those copies).
         """
-        if self._step is None or self._args.get("train_dataset_element") is None:
+        batch = self._state.params.get("train_dataset_element")
+        if batch is None:
             raise RunStateError("attention() needs a batch of training: call it in a step's event.")
-        return self._step.attention(samples, function)
+        if self._state.probing is None:
+            raise RunStateError(
+                "attention() needs an engine that can call the network outside of the training step, which "
+                "this run does not have: train with dt.Model."
+            )
+        layers: list[AttentionLayer] = self._state.probing.attention(batch, samples, function)
+        return layers
 
     # Stages of a step, for a train_step under automatic_optimization=False.
 
@@ -423,15 +526,15 @@ class RunContext:
         Args:
             optimizer: The optimizer or its name in the Model's mapping; None: the only one.
         """
-        self._manual_step().zero_grad(optimizer)
+        self._manual_stages().zero_grad(optimizer)
 
     def backward(self, loss: Native) -> None:
         """Compute the gradients of a loss, scaled where mixed precision scales it."""
-        self._manual_step().backward(loss)
+        self._manual_stages().backward(loss)
 
     def optimizer_step(self, optimizer: Native = None) -> None:
         """Unscale an optimizer's gradients, clip them if the Model has ``clip_norm``, and update."""
-        self._manual_step().optimizer_step(optimizer)
+        self._manual_stages().optimizer_step(optimizer)
 
     def explain_nonfinite(self) -> str:
         """Say, as part of a sentence, where the values of this training step stop being finite.
@@ -440,17 +543,17 @@ class RunContext:
         "" where it is not known. In a distributed run call it on all ranks.
 
         Cost: one more forward pass of this batch, with a device sync for each module. The network, its
-        buffers and its random numbers are left as they were.
+        buffers and its random numbers are restored.
         """
-        return (
-            "" if self._step is None else self._step.explain_nonfinite(self._args["train_dataset_element"])
-        )
+        probing = self._state.probing
+        batch = self._state.params.get("train_dataset_element")
+        return "" if probing is None else str(probing.explain_nonfinite(batch))
 
     @property
     def metrics(self) -> Mapping[str, Any]:
         """The results of the last evaluation; empty before the first."""
-        self._remember_metrics()
-        return self._metrics
+        self._state.remember_metrics()
+        return self._state.metrics
 
     def log(self, name: str, value: float) -> None:
         """Record a number with every logging callback of the run.
@@ -474,8 +577,8 @@ class RunContext:
                 f"log({name!r}, ...) takes a number or a scalar tensor, "
                 f"but got {type(value).__name__}: {error}"
             ) from error
-        self._log_count += 1
-        self._logged[name] = (self._log_count, number)
+        self._state.log_count += 1
+        self._state.logged[name] = (self._state.log_count, number)
 
     @property
     def callback_times(self) -> Mapping[str, float]:
@@ -484,48 +587,28 @@ class RunContext:
         Empty where no callback of the run asks for ``Capability.CALLBACK_TIMES``. A hook counts when it
         has returned. Callbacks that MindSpore ships are not measured.
         """
-        return self._callback_times
+        return self._state.callback_times
 
     def logged_since(self, mark: int) -> tuple[int, dict[str, float]]:
-        """Return what was logged after ``mark``, and the mark to pass next time (0 at first)."""
-        if mark == self._log_count:
+        """Return the values logged after ``mark``, and the mark to pass next time (0 at first)."""
+        count = self._state.log_count
+        if mark == count:
             return mark, {}
-        news = {name: value for name, (count, value) in self._logged.items() if count > mark}
-        return self._log_count, news
+        return count, {name: value for name, (at, value) in self._state.logged.items() if at > mark}
 
-    # For engines.
-
-    def _stop_as_agreed(self) -> None:
-        """Note a stop that the ranks have agreed on."""
-        if not self._stop_requested:
-            self.request_stop("another rank requested it")
-
-    def _begin_epoch(self) -> None:
-        self._epoch_start = self._args["cur_step_num"]
-
-    def _remember_metrics(self) -> None:
-        found = self._args.get("eval_results")
-        if found is None:
-            found = self._args.get("metrics")
-        if found is not None:
-            self._metrics = found
-
-    def _manual_step(self) -> Step:
-        if self._step is None or Capability.MANUAL_OPTIMIZATION not in self.capabilities:
+    def _manual_stages(self) -> Any:
+        if self._state.manual is None:
             raise RunStateError(
                 "zero_grad, backward and optimizer_step are for Models with automatic_optimization=False: "
                 "here the Model itself drives them."
             )
-        return self._step
+        return self._state.manual
 
     def _learning_rate(self) -> Any:
-        if self._step is not None:
-            return self._step.learning_rate
-        optimizer = self._args.get("optimizer")
-        backend = self.backend
-        if optimizer is None or backend is None:
-            return None
-        return backend.learning_rate(optimizer)
+        if self._state.step is not None:
+            return self._state.step.learning_rate
+        optimizer, backend = self.optimizer, self.backend
+        return None if optimizer is None or backend is None else backend.learning_rate(optimizer)
 
     def _writable_learning_rate(self) -> Any:
         rate = self._learning_rate()
@@ -542,7 +625,7 @@ class RunContext:
 
 
 def _loss_in(outputs: Native) -> Native:
-    """The loss in what a step returned: itself, a mapping's ``"loss"``, a tuple's first item."""
+    """Return the loss in a step's outputs: the outputs, a mapping's ``"loss"``, a tuple's first item."""
     if isinstance(outputs, Mapping):
         return outputs.get("loss")
     if isinstance(outputs, (tuple, list)):

@@ -1,21 +1,20 @@
-"""The loop: batches in, events out. It knows no model, no optimizer and no framework."""
+"""The loop: batches in, verbs of a run called. It knows no model, no optimizer and no framework."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from dualtrain.bus import EventBus
-from dualtrain.context import RunContext
+from dualtrain.engine import RunEngine
 from dualtrain.events import Event
+from dualtrain.window import end_pass
 
 StepFunction = Callable[[Any], Any]
-"""Takes a batch, returns what callbacks see as ``net_outputs``."""
+"""Takes a batch and returns its outputs, which callbacks see as ``net_outputs``."""
 
 
 def run_training(
-    context: RunContext,
-    bus: EventBus,
+    engine: RunEngine,
     step: StepFunction,
     batches: Iterable[Any],
     *,
@@ -23,122 +22,105 @@ def run_training(
     initial_epoch: int = 0,
     evaluate: Callable[[], None] | None = None,
     valid_frequency: int | list[int] = 1,
-    agree: Callable[[bool], bool] | None = None,
     epoch_ended: Callable[[], None] | None = None,
 ) -> None:
     """Train from ``initial_epoch`` to ``epoch``, emitting the events of ``dualtrain.events``.
 
     Args:
-        context: The run's context; its parameters are kept up to date here.
-        bus: Who listens.
+        engine: The run, open.
         step: Trains on one batch.
         batches: Iterated once per epoch.
         epoch: The epoch to end at; at least ``initial_epoch + 1``.
-        initial_epoch: Epochs done before this run.
-        evaluate: Evaluates once, emitting the eval events; None if there is nothing to evaluate.
+        initial_epoch: Epochs before this run.
+        evaluate: Evaluates once (see ``run_evaluation``); None: no evaluation.
         valid_frequency: Evaluate every so many epochs, or at the epochs listed.
-        agree: Makes the ranks of a distributed run agree on a stop; called on every step. None: there is
-            one rank.
-        epoch_ended: Called after each ``on_train_epoch_end``, with the evaluation's results still there.
+        epoch_ended: Called after each ``on_train_epoch_end``, while the evaluation's results are readable.
     """
-    params = context.original_args()
-    step_begin = bus.emitter(Event.TRAIN_STEP_BEGIN)
-    step_end = bus.emitter(Event.TRAIN_STEP_END)
-    should_stop = context.get_stop_requested
-    if agree is not None:
-        should_stop = lambda: agree(context.get_stop_requested())  # noqa: E731 - asked at every step
+    begin_step, end_step, should_stop = engine.begin_step, engine.end_step, engine.should_stop
+    step_begins = engine.emitter(Event.TRAIN_STEP_BEGIN)
+    step_ended = engine.emitter(Event.TRAIN_STEP_END)
 
-    bus.emit(Event.TRAIN_BEGIN, context)
+    engine.begin()
+    engine.emit(Event.TRAIN_BEGIN)
     for number in range(initial_epoch + 1, epoch + 1):
-        params["cur_epoch_num"] = number
-        context._begin_epoch()
-        bus.emit(Event.TRAIN_EPOCH_BEGIN, context)
+        engine.begin_epoch(number)
+        engine.emit(Event.TRAIN_EPOCH_BEGIN)
         iterator = iter(batches)
         try:
             for batch in iterator:
-                params["cur_step_num"] += 1
-                params["train_dataset_element"] = batch
-                if step_begin is not None:
-                    step_begin(context)
-                params["net_outputs"] = step(batch)
-                if step_end is not None:
-                    step_end(context)
+                begin_step(batch)
+                if step_begins is not None:
+                    step_begins()
+                end_step(step(batch))
+                if step_ended is not None:
+                    step_ended()
                 if should_stop():
-                    context._stop_as_agreed()
                     break
         finally:
             end_pass(iterator, batches)
         if evaluate is not None and is_due(number, valid_frequency):
             evaluate()
-        bus.emit(Event.TRAIN_EPOCH_END, context)
+        engine.end_epoch()
+        engine.emit(Event.TRAIN_EPOCH_END)
         if epoch_ended is not None:
             epoch_ended()
-        params.pop("metrics", None)
-        params.pop("eval_results", None)
         if should_stop():
-            context._stop_as_agreed()
             break
-    bus.emit(Event.TRAIN_END, context)
+    engine.end()
+    engine.emit(Event.TRAIN_END)
 
 
 def run_evaluation(
-    context: RunContext,
-    bus: EventBus,
+    engine: RunEngine,
     step: StepFunction,
     batches: Iterable[Any],
-    update: Callable[[Any], None],
-    finish: Callable[[], None],
+    *,
+    update: Callable[[Any], None] | None = None,
+    results: Callable[[], dict[str, Any]],
+    eval_loss: Callable[[], float | None] = lambda: None,
+    batch_num: int | float | None = None,
+    **params: Any,
 ) -> None:
-    """Evaluate once, emitting the six eval events.
+    """Evaluate once, emitting the six eval events, and return to training if the run is in training.
 
     A stop requested during the evaluation cuts it short; one requested before does not.
 
     Args:
-        context: The run's context; ``mode``, ``batch_num`` and ``cur_step_num`` are the caller's.
-        bus: Who listens.
+        engine: The run, open.
         step: Evaluates one batch.
         batches: Iterated once.
-        update: Takes what the step returned into the metrics, after the step's event.
-        finish: Puts the results into the parameters, before ``on_eval_end``.
+        update: Adds a step's outputs to the metrics, after the step's event.
+        results: Returns the metrics, when the last batch is done.
+        eval_loss: Returns the mean loss, for ``eval_results``.
+        batch_num: The number of batches; None: not known.
+        **params: Further values for the parameter bag.
     """
-    params = context.original_args()
-    step_begin = bus.emitter(Event.EVAL_STEP_BEGIN)
-    step_end = bus.emitter(Event.EVAL_STEP_END)
-    stop_requested = context.get_stop_requested
-    stopping = stop_requested()
+    step_begins = engine.emitter(Event.EVAL_STEP_BEGIN)
+    step_ended = engine.emitter(Event.EVAL_STEP_END)
 
-    bus.emit(Event.EVAL_BEGIN, context)
-    bus.emit(Event.EVAL_EPOCH_BEGIN, context)
+    engine.begin_evaluation(batch_num, **params)
+    engine.emit(Event.EVAL_BEGIN)
+    engine.emit(Event.EVAL_EPOCH_BEGIN)
     iterator = iter(batches)
     try:
         for batch in iterator:
-            params["cur_step_num"] += 1
-            params["eval_dataset_element"] = batch
-            if step_begin is not None:
-                step_begin(context)
-            params["net_outputs"] = outputs = step(batch)
-            if step_end is not None:
-                step_end(context)
-            update(outputs)
-            if stop_requested() and not stopping:
+            engine.begin_eval_step(batch)
+            if step_begins is not None:
+                step_begins()
+            outputs = step(batch)
+            engine.end_eval_step(outputs)
+            if step_ended is not None:
+                step_ended()
+            if update is not None:
+                update(outputs)
+            if engine.should_stop():
                 break
     finally:
         end_pass(iterator, batches)
-    bus.emit(Event.EVAL_EPOCH_END, context)
-    finish()
-    context._remember_metrics()
-    bus.emit(Event.EVAL_END, context)
-
-
-def end_pass(iterator: Iterator[Any], batches: Iterable[Any]) -> None:
-    """Close an iterator over batches, however its pass has ended.
-
-    Otherwise a pass that an error ends stays open, with its files and worker processes, for as long
-    as somebody keeps the error. What is its own iterator is the caller's, and is left open.
-    """
-    close = getattr(iterator, "close", None)
-    if close is not None and iterator is not batches:
-        close()
+    engine.emit(Event.EVAL_EPOCH_END)
+    engine.end_evaluation(results(), eval_loss=eval_loss())
+    engine.emit(Event.EVAL_END)
+    engine.leave_evaluation()
 
 
 def is_due(epoch: int, valid_frequency: int | list[int]) -> bool:

@@ -1,18 +1,20 @@
-"""What an engine offers: the verbs of a backend, of its learning rate and of its step.
+"""The interfaces of a backend: its verbs, its learning rate and its step, each a core and optional parts.
 
 Native objects (networks, optimizers, tensors, datasets) go in; floats, numpy arrays and
-native objects come out. Tensors are never wrapped. What a backend cannot do it does not
-fake: the capability is absent, and a callback that needs it is told so at train begin.
+native objects come out. Tensors are never wrapped. A backend leaves out the parts that it does not
+have: the capability is absent, and a callback that needs it is refused at train begin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from dualtrain.events import Event
+from dualtrain.capability import CAPABILITY_ADVICE as CAPABILITY_ADVICE
+from dualtrain.capability import EVENT_CAPABILITY as EVENT_CAPABILITY
+from dualtrain.capability import STEP_CAPABILITIES as STEP_CAPABILITIES
+from dualtrain.capability import Capability as Capability
 
 Native: TypeAlias = Any
 """An object of the framework at hand; dualtrain hands it on and never looks inside."""
@@ -22,94 +24,23 @@ Rate: TypeAlias = float | tuple[float, ...]
 
 
 class BatchShape(NamedTuple):
-    """What a batch's first array tells without its values."""
+    """The shape and kind of a batch's first array, known without reading its values."""
 
     shape: tuple[int, ...]
     integers: bool
     """Whether it holds integers."""
 
 
-class Capability(str, Enum):
-    """Something that not every engine has in every mode.
-
-    A callback lists what it cannot do without in ``needs``; it is refused at train begin
-    where the engine lacks it, in one sentence naming the callback, the capability and the mode.
-    """
-
-    STEP_EVENTS = "step_events"
-    """Step events fire for every batch. Absent where data is sunk to the device (MindSpore
-    GRAPH mode with ``dataset_sink_mode=True``): there they fire once per sink chunk."""
-
-    GRADIENT_EVENTS = "gradient_events"
-    """``on_after_backward``, ``on_gradients_ready``, ``on_before_optimizer_step`` and
-    ``on_after_optimizer_step`` fire inside a step. Absent in MindSpore's GRAPH mode."""
-
-    GRAD_NORM = "grad_norm"
-    """``run_context.grad_norm`` can be read. MindSpore computes it in the step only for a run in
-    which a callback needs this, or ``clip_norm`` is set; PyTorch when it is read."""
-
-    PARAMETER_GRAD_NORMS = "parameter_grad_norms"
-    """``run_context.parameter_grad_norms`` can be read. MindSpore computes them in the step only for
-    a run in which a callback needs this; PyTorch in the updates for which they are requested."""
-
-    ACCUMULATION = "accumulation"
-    """``run_context.accumulate_steps`` can be set. Absent under manual optimisation, and in
-    MindSpore where data is sunk or a native step does its own scaling."""
-
-    SKIP_NONFINITE = "skip_nonfinite"
-    """An update whose loss or gradients are not finite is not made, as in an overflow of mixed precision:
-    ``step_skipped`` is true, and weights, optimizer state, ``global_step`` and the learning rate's schedule
-    stay. Only in a run in which a callback asks for it. Absent under manual optimisation, and in MindSpore
-    where data is sunk or a native step does its own scaling."""
-
-    CALLBACK_TIMES = "callback_times"
-    """``run_context.callback_times`` says how long callbacks take. The event bus measures it, for any
-    engine, only in a run in which a callback asks for it."""
-
-    EAGER = "eager"
-    """Python runs in every step, so that an attribute of a network or loss function that a callback
-    changes takes effect. Absent in MindSpore's GRAPH mode, which compiles attributes in."""
-
-    MANUAL_OPTIMIZATION = "manual_optimization"
-    """The run is one in which the user's step drives backward and update itself."""
-
-    THREADS = "threads"
-    """Several threads of a process can train at once, each with a Model of its own. Absent in
-    MindSpore, which crashes or hangs then."""
-
-    CHECKPOINT_EVENTS = "checkpoint_events"
-    """``on_checkpoint_save`` and ``on_checkpoint_load`` fire."""
-
-    def __str__(self) -> str:
-        return self.value
-
-
-EVENT_CAPABILITY: dict[Event, Capability] = {
-    Event.AFTER_BACKWARD: Capability.GRADIENT_EVENTS,
-    Event.GRADIENTS_READY: Capability.GRADIENT_EVENTS,
-    Event.BEFORE_OPTIMIZER_STEP: Capability.GRADIENT_EVENTS,
-    Event.AFTER_OPTIMIZER_STEP: Capability.GRADIENT_EVENTS,
-    Event.CHECKPOINT_SAVE: Capability.CHECKPOINT_EVENTS,
-    Event.CHECKPOINT_LOAD: Capability.CHECKPOINT_EVENTS,
-}
-"""The capability that an extension event comes with."""
-
-CAPABILITY_ADVICE: dict[Capability, str] = {
-    Capability.THREADS: "train in the main thread (n_jobs=1), or in several processes started by spawn",
-}
-"""What to do where a capability is absent, other than to do without the callback or change the mode."""
-
-
 @dataclass(frozen=True)
 class AttentionLayer:
-    """What a layer's attention looks like on the samples of a batch.
+    """Statistics of one layer's attention on the samples of a batch.
 
-    A row is what one query of one head gives to the keys: probabilities that sum to one. Their
-    mean is one over the number of keys whatever the model does; so these are recorded, as means
+    A row holds the probabilities of one query of one head over the keys; they sum to one. Their
+    mean is one over the number of keys for every model, so other statistics are recorded, as means
     over the rows of all samples, in float64 on the host and on the CPU.
 
     Padding is left out: keys that no query of the sample can see, and where there are as many
-    queries as keys the queries at the same places, and rows that see nothing. A head without any
+    queries as keys the queries at the same positions, and rows that see nothing. A head without any
     row has NaN.
 
     Attributes:
@@ -118,10 +49,10 @@ class AttentionLayer:
         entropy: One value per head, as the next three: ``-sum(p * log(p))`` in nats, which is
             log(keys) where attention is uniform and 0 where it is on one key.
         maximum: The largest probability of a row.
-        first: What goes to the first position that is not padding.
+        first: The probability of the first position that is not padding.
         distance: ``sum(p * abs(query - key))`` in positions; None where queries and keys differ in
             number, so that they are not one sequence.
-        per_key: What each key gets: a float32 array of shape (heads, keys) whose rows sum to one.
+        per_key: The mean probability of each key: a float32 array of shape (heads, keys) whose rows sum to one.
     """
 
     layer: int
@@ -164,11 +95,18 @@ class LearningRate(Protocol):
 
 @runtime_checkable
 class Backend(Protocol):
-    """One framework. Stateless: every verb takes the native objects that it works on.
+    """One framework: the core. Stateless: every verb takes the native objects that it works on.
 
-    A backend may also have ``to_float_later(value)``, which begins to copy a scalar, or the mean of a
-    larger tensor, to the host and returns the function that waits for that copy alone and returns the
-    float; None where the host has the value already, or the framework cannot.
+    Optional parts are further protocols of this module that the same object satisfies: ``Weights``,
+    ``ParameterCopies``, ``Ranks``, ``HandWrittenLoops``. Optional single verbs are
+
+    - ``batch_shape(batch) -> BatchShape | None``: the shape of a batch's first array, also inside tuples,
+      lists and mappings, without a device sync; None where there is no array;
+    - ``to_float_later(value) -> Callable[[], float] | None``: begin to copy a scalar, or the mean of a
+      larger tensor, to the host, and return the function that waits for that copy alone; None where the
+      host has the value already;
+    - ``seed(seed)``: seed the framework's random numbers on every device;
+    - ``signal_watch(request_stop)``: a replacement for ``dualtrain.signals.SignalWatch``.
     """
 
     name: str
@@ -177,11 +115,11 @@ class Backend(Protocol):
     def owns(self, obj: Native) -> bool:
         """Tell whether ``obj`` is a network, optimizer or tensor of this framework."""
 
-    def model_class(self) -> type:
+    def model_class(self) -> Callable[..., Any]:
         """Return the class that ``dt.Model`` builds for this framework's networks."""
 
     def capabilities(self) -> frozenset[Capability]:
-        """Return what the engine can do in the mode it is in now."""
+        """Return what the engine can do in its present mode."""
 
     def describe_mode(self) -> str:
         """Return the engine's mode in words for messages: "PyTorch", "MindSpore GRAPH mode"."""
@@ -195,14 +133,13 @@ class Backend(Protocol):
     def to_numpy(self, value: Native) -> Any:
         """Return a tensor's values as a numpy array of the same shape, on the host."""
 
-    def batch_shape(self, batch: Native) -> BatchShape | None:
-        """Return the shape of a batch's first array, also inside tuples, lists and mappings; no sync.
-
-        None where there is no array.
-        """
-
     def learning_rate(self, optimizer: Native) -> LearningRate:
         """Return the learning rate of an optimizer, to read and to write."""
+
+
+@runtime_checkable
+class Weights(Protocol):
+    """Optional part of a backend: copy and restore a network's weights."""
 
     def weights(self, network: Native) -> dict[str, Any]:
         """Return a copy of a network's weights and buffers: name -> native tensor, on their device."""
@@ -217,24 +154,31 @@ class Backend(Protocol):
             ArgumentValueError: A name or a shape differs from the network's.
         """
 
-    def copy_parameters(self, parameters: dict[str, Native]) -> dict[str, Native]:
-        """Return a copy of each tensor, where ``parameter_changes`` wants it.
 
-        That is on its device, and on MindSpore on the host. No device sync on PyTorch.
-        """
+@runtime_checkable
+class ParameterCopies(Protocol):
+    """Optional part of a backend: measure how far parameters have moved."""
+
+    def copy_parameters(self, parameters: dict[str, Native]) -> dict[str, Native]:
+        """Return a copy of each tensor, on its device, or on MindSpore on the host. No sync on PyTorch."""
 
     def parameter_changes(
         self, before: dict[str, Native], now: dict[str, Native]
     ) -> dict[str, tuple[float, float]]:
         """Return by name the L2 norm of a copied tensor and that of its change since then.
 
-        Half precision is reckoned in float32. Cost: one pass over the tensors, and on PyTorch one
+        Half precision is computed in float32. Cost: one pass over the tensors, and on PyTorch one
         device sync for all of them.
 
         Args:
-            before: What ``copy_parameters`` returned; it is used up.
-            now: The same tensors now; it may hold further ones.
+            before: What ``copy_parameters`` returned; it is overwritten.
+            now: The same tensors now; further ones are ignored.
         """
+
+
+@runtime_checkable
+class Ranks(Protocol):
+    """Optional part of a backend: the processes that train together. Without it there is one."""
 
     def rank(self) -> int:
         """Return this process's rank, 0 where nothing is distributed."""
@@ -246,11 +190,41 @@ class Backend(Protocol):
         """Tell whether ``flag`` is true on any rank. A collective: call it on all ranks."""
 
 
-class Step(Protocol):
-    """What a run context asks of the step that trains: one object per run, owned by the engine.
+@runtime_checkable
+class HandWrittenLoops(Protocol):
+    """Optional part of a backend: watch the training step of a loop that the user writes.
 
-    It may also have ``grad_norms_later()``, which does for ``(grad_norm, grad_norm_clipped)`` what a
-    backend's ``to_float_later`` does for a tensor.
+    Without it ``dt.Run`` counts the updates that the user reports by ``run.count_update()``.
+    """
+
+    def observe(
+        self,
+        optimizers: Mapping[str, Native],
+        *,
+        network: Native,
+        lr_scheduler: Native,
+        asked_for: frozenset[Capability],
+    ) -> ObservedStep:
+        """Return the step of a run whose loop is the user's.
+
+        Args:
+            optimizers: Name -> optimizer; empty where the run has none.
+            network: The network, or None.
+            lr_scheduler: A schedule that the user's loop steps, or None.
+            asked_for: Capabilities that callbacks need or use if available.
+        """
+
+    def as_outputs(self, value: Native) -> Native:
+        """Return a step's outputs without the graph that they were computed by."""
+
+
+class Step(Protocol):
+    """The training step of a run: the core, which every engine has. One object per run, owned by the engine.
+
+    Optional parts are attributes; a step leaves out those that it does not have: ``gradients``
+    (``Gradients``), ``accumulation`` (``Accumulation``), ``manual`` (``ManualStages``) and ``probing``
+    (``Probing``). Optional, too: ``begin()``, called when a batch begins, and ``__enter__`` and
+    ``__exit__``, called around the run.
     """
 
     @property
@@ -261,9 +235,6 @@ class Step(Protocol):
     def global_step(self) -> int:
         """Optimizer updates of this run so far."""
 
-    accumulate_steps: int
-    """Batches per update, from the next window on."""
-
     @property
     def is_update_step(self) -> bool:
         """Whether this batch ends a window, so that the optimizer is called."""
@@ -272,6 +243,27 @@ class Step(Protocol):
     def step_skipped(self) -> bool:
         """Whether the update of this batch was skipped, because its gradients overflowed, or its loss or
         gradients were not finite in a run with ``Capability.SKIP_NONFINITE``."""
+
+
+class ObservedStep(Step, Protocol):
+    """The step of a hand-written loop, between whose events the user's code updates."""
+
+    capabilities: frozenset[Capability]
+    """What this step adds to the run."""
+
+    def count_update(self, gradients: Native, *, skipped: bool) -> None:
+        """Count an update that the user reports."""
+
+    def clip(self, max_norm: float) -> None:
+        """Scale the gradients so that their global norm is at most ``max_norm``."""
+
+
+class Gradients(Protocol):
+    """Optional part of a step: the gradients of an update.
+
+    It may also have ``grad_norms_later()``, which does for ``(grad_norm, grad_norm_clipped)`` what a
+    backend's ``to_float_later`` does for a tensor.
+    """
 
     @property
     def loss_scale(self) -> float | None:
@@ -283,16 +275,11 @@ class Step(Protocol):
     def grad_norm_clipped(self) -> float | None:
         """Return the norm after clipping; None where this batch makes no update. One sync."""
 
-    def attention(
-        self, samples: int | None, function: Callable[[Native, Native], Sequence[Native]] | None
-    ) -> list[AttentionLayer]:
-        """Describe the attention of each layer on the batch at hand; see ``RunContext.attention``."""
-
     def trained_parameters(self) -> dict[str, Native]:
         """Return the network's parameters that an optimizer has and that are not frozen: name -> native."""
 
     def request_parameter_grad_norms(self) -> None:
-        """Ask for ``parameter_grad_norms`` at the next update.
+        """Request ``parameter_grad_norms`` for the next update.
 
         Raises:
             RunStateError: On MindSpore, where no callback of the run needs the capability.
@@ -304,18 +291,41 @@ class Step(Protocol):
         None where this batch makes no update or they were not requested.
         """
 
+
+class Accumulation(Protocol):
+    """Optional part of a step: several batches make one update."""
+
+    accumulate_steps: int
+    """Batches per update, from the next window on."""
+
+
+class ManualStages(Protocol):
+    """Optional part of a step: the stages of an update, driven by the user's ``train_step``."""
+
+    def zero_grad(self, optimizer: Native) -> None:
+        """Clear the gradients."""
+
+    def backward(self, loss: Native) -> None:
+        """Compute gradients."""
+
+    def optimizer_step(self, optimizer: Native) -> None:
+        """Unscale, clip and update."""
+
+
+class Probing(Protocol):
+    """Optional part of a step: call the network outside of training, and leave it as it was."""
+
+    def attention(
+        self,
+        batch: Native,
+        samples: int | None,
+        function: Callable[[Native, Native], Sequence[Native]] | None,
+    ) -> list[AttentionLayer]:
+        """Describe the attention of each layer on a batch; see ``RunContext.attention``."""
+
     def explain_nonfinite(self, batch: Native) -> str:
         """Say, as part of a sentence, where the values of this step stop being finite; "" if unknown.
 
-        Repeats the forward pass of the batch out of band; the network, its buffers and its random numbers
-        are left as if that had not been.
+        Repeats the forward pass of the batch; the network, its buffers and its random numbers
+        are restored afterwards.
         """
-
-    def zero_grad(self, optimizer: Native) -> None:
-        """Clear the gradients, under manual optimisation."""
-
-    def backward(self, loss: Native) -> None:
-        """Compute gradients, under manual optimisation."""
-
-    def optimizer_step(self, optimizer: Native) -> None:
-        """Unscale, clip and update, under manual optimisation."""

@@ -1,40 +1,51 @@
-"""A SIGTERM ends a run the way an error does: callbacks are torn down, then the process exits."""
+"""SIGTERM during a run: the first one requests a stop, a second one ends the process at once."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 EXIT_CODE = 128 + signal.SIGTERM
 
 
-def _exit(signum: int, frame: Any) -> None:
-    raise SystemExit(EXIT_CODE)
+class SignalWatch:
+    """Handle SIGTERM in the main thread for the duration of a run.
 
-
-@contextmanager
-def terminate_cleanly(handler: Callable[[int, Any], None] = _exit) -> Iterator[None]:
-    """Turn SIGTERM into an exception in the main thread for the duration of a run.
-
-    ``SystemExit(143)`` passes through the run's way out like any error, so logs are flushed
-    and each ``__exit__`` runs before the process ends with the status that SIGTERM gives.
-    Does nothing in other threads, and leaves a handler alone that the user has set.
+    Does nothing in other threads, and does not replace a handler that the user has set. Ctrl-C stays
+    Python's: it raises KeyboardInterrupt at once.
 
     Args:
-        handler: What to do instead of raising ``SystemExit(143)``.
+        request_stop: Called at the first SIGTERM, with the reason. At the second one ``SystemExit(143)``
+            is raised, which passes through the run's way out like any error.
+
+    Attributes:
+        terminated: Whether a SIGTERM has come.
     """
-    ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    )
-    if not ours:
-        yield
-        return
-    signal.signal(signal.SIGTERM, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def __init__(self, request_stop: Callable[[str], None]) -> None:
+        self._request_stop = request_stop
+        self._is_set = False
+        self.terminated = False
+
+    def __enter__(self) -> SignalWatch:
+        self._is_set = (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        )
+        if self._is_set:
+            signal.signal(signal.SIGTERM, self.on_sigterm)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._is_set:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._is_set = False
+
+    def on_sigterm(self, signum: int, frame: Any) -> None:
+        """Request a stop, or raise ``SystemExit(143)`` where one was requested by a signal already."""
+        if self.terminated:
+            raise SystemExit(EXIT_CODE)
+        self.terminated = True
+        self._request_stop("SIGTERM")

@@ -1,4 +1,4 @@
-"""Which frameworks there are, and which one an object belongs to."""
+"""The table of backends, and the search for the one that an object belongs to."""
 
 from __future__ import annotations
 
@@ -64,6 +64,11 @@ def find_backend(obj: Any, *, missing_ok: bool = False) -> Any:
     raise ArgumentTypeError(
         f"expected an object of one of {', '.join(backend_names())}, but got {type(obj).__name__}."
     )
+
+
+def loaded_backends() -> list[Any]:
+    """Return the in-tree backends whose framework has been imported."""
+    return [resolve(e.backend) for e in _IN_TREE.values() if loaded(e.marker) is not None]
 
 
 def backend_names() -> list[str]:

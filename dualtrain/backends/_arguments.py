@@ -7,7 +7,7 @@ from typing import Any
 
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 from dualtrain.loop import is_due
-from dualtrain.triggers import positive_int
+from dualtrain.arguments import positive_int
 
 METRIC_NAMES = frozenset(
     {

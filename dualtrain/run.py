@@ -1,0 +1,360 @@
+"""``dt.Run``: a run that the user's own loop drives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from dualtrain.arguments import positive_int
+from dualtrain.bus import as_callbacks, asked_for
+from dualtrain.context import RunContext, RunState, registered_backends
+from dualtrain.counted_step import CountedStep
+from dualtrain.engine import RunEngine
+from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
+from dualtrain.evaluation import Evaluation, length_of
+from dualtrain.events import Event
+from dualtrain.protocol import Backend, Native
+from dualtrain.window import end_pass
+
+
+class Run:
+    """Drive callbacks from a loop of your own.
+
+    >>> with dt.Run(callbacks, network=net, optimizer=optimizer, epochs=3) as run:  # doctest: +SKIP
+    ...     for epoch in run.epochs():
+    ...         for x, y in run.batches(loader):
+    ...             optimizer.zero_grad()
+    ...             loss = loss_fn(net(x), y)
+    ...             loss.backward()
+    ...             optimizer.step()
+    ...             run.outputs = loss
+
+    ``with`` emits ``on_train_begin`` and ``on_train_end`` around its body; an error in it goes to
+    ``on_exception``. A requested stop ends the iteration over batches and epochs. A step or epoch that
+    the loop leaves by ``break`` is ended by the next verb, or at the end of ``with``. The network's mode
+    is the loop's business.
+
+    Updates, the learning rate and gradient norms are known through the optimizer: on PyTorch by its
+    hooks, on MindSpore by its step counter and ``count_update(gradients)``. There are no gradient events,
+    no accumulation and no skipping here: a callback that needs one is refused when the run is entered.
+
+    Args:
+        callbacks: One callback, a list or a tuple.
+        network: The network, for callbacks that read or restore its weights.
+        optimizer: The optimizer, or a mapping name -> optimizer (as for a GAN).
+        loss_fn: The loss function, for callbacks that look at it.
+        lr_scheduler: The schedule that the loop steps, so that ``scale_lr`` works on top of it. PyTorch.
+        epochs: The epoch to end at; None: until a stop, or until the loop breaks.
+        batches_per_epoch: Batches per epoch, if known; None: the length of the loader, once it is given.
+        initial_epoch: Epochs before this run; the first one is the one after.
+        evaluations: How many evaluations the loop makes, if known.
+        backend: The backend or its name; None: found from the network or the optimizer.
+        handle_signals: Whether SIGTERM requests a stop at the end of the step at hand. The process then
+            ends with status 143. A second SIGTERM, and Ctrl-C, end the run at once.
+        max_steps: Request a stop after so many batches.
+        limit_batches: Use at most so many batches per epoch and per evaluation, for a dry run.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: An argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        callbacks: Any = None,
+        *,
+        network: Native = None,
+        optimizer: Native = None,
+        loss_fn: Any = None,
+        lr_scheduler: Native = None,
+        epochs: int | None = None,
+        batches_per_epoch: int | None = None,
+        initial_epoch: int = 0,
+        evaluations: int | None = None,
+        backend: str | Backend | None = None,
+        handle_signals: bool = True,
+        max_steps: int | None = None,
+        limit_batches: int | None = None,
+    ) -> None:
+        _check_counts(epochs, initial_epoch, batches_per_epoch, max_steps, limit_batches)
+        optimizers = _named(optimizer)
+        found = _find_backend(backend, network, optimizers)
+        step = _step_of(found, callbacks, optimizers, network, lr_scheduler)
+        self._epochs, self._initial_epoch = epochs, initial_epoch
+        self._limit = limit_batches
+        mode = "a hand-written loop" if found is None else f"a hand-written loop ({found.describe_mode()})"
+        self.engine = RunEngine(
+            callbacks,
+            params={
+                "network": network,
+                "train_network": network,
+                "optimizer": optimizer,
+                "loss_fn": loss_fn,
+                "batch_num": batches_per_epoch,
+            },
+            backend=found,
+            step=step,
+            mode=mode,
+            epochs=epochs,
+            initial_epoch=initial_epoch,
+            evaluations=evaluations,
+            max_steps=max_steps,
+            handle_signals=handle_signals,
+        )
+        self._step = step
+        self._as_outputs = getattr(found, "as_outputs", lambda value: value)
+        self._outputs: Native = None
+        self._is_entered = self._in_epoch = self._in_step = False
+
+    @property
+    def context(self) -> RunContext:
+        """The run context that callbacks get."""
+        return self.engine.context
+
+    @property
+    def outputs(self) -> Native:
+        """The outputs of the step at hand, detached, such as its loss; callbacks see them as ``net_outputs``.
+
+        None where the step sets none.
+        """
+        return self._outputs
+
+    @outputs.setter
+    def outputs(self, value: Native) -> None:
+        self._outputs = self._as_outputs(value)
+        self.context.original_args()["net_outputs"] = self._outputs
+
+    def epochs(self) -> Iterator[int]:
+        """Go through the epochs, counted from 1, with the epoch events around each body.
+
+        Ends after the last epoch, or after the one in which a stop was requested.
+
+        Raises:
+            RunStateError: Outside of ``with run:``.
+        """
+        self._check_entered("epochs")
+        self._end_epoch()
+        return self._numbers()
+
+    def _numbers(self) -> Iterator[int]:
+        number = self._initial_epoch
+        while self._epochs is None or number < self._epochs:
+            number += 1
+            self._begin_epoch(number)
+            yield number
+            self._end_epoch()
+            if self.engine.should_stop():
+                return
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Go through the batches of an epoch, with the step events around each body.
+
+        Ends with the batches, or after the step in which a stop was requested.
+
+        Args:
+            loader: Any iterable of batches; no batch is fetched before the body asks for it.
+
+        Raises:
+            RunStateError: Outside of an epoch.
+        """
+        self._check_entered("batches")
+        if not self._in_epoch:
+            raise RunStateError(
+                "run.batches() belongs inside `for epoch in run.epochs():`, but no epoch is open."
+            )
+        self._end_step()
+        params = self.context.original_args()
+        params["train_dataset"] = loader
+        length = length_of(loader, self._limit)
+        if length is not None:
+            params["batch_num"] = length
+        return self._steps(loader)
+
+    def _steps(self, loader: Iterable[Any]) -> Iterator[Any]:
+        iterator = iter(loader)
+        left = float("inf") if self._limit is None else self._limit
+        try:
+            for batch in iterator:
+                self._begin_step(batch)
+                yield batch
+                self._end_step()
+                left -= 1
+                if left <= 0 or self.engine.should_stop():
+                    return
+        finally:
+            end_pass(iterator, loader)
+
+    def step(self, batch: Any = None) -> _OpenStep:
+        """Make one training step where there is no loader, as in reinforcement learning: ``with run.step():``.
+
+        Outside of ``run.epochs()`` the first step opens an epoch.
+
+        Args:
+            batch: What callbacks see as the batch, if there is one.
+        """
+        self._check_entered("step")
+        self._end_step()
+
+        def end() -> None:
+            self._end_step()
+            self.engine.should_stop()  # ranks agree here
+
+        return _OpenStep(lambda: self._begin_step(batch), end)
+
+    def evaluation(self, batches: int | None = None) -> Evaluation:
+        """Evaluate, between steps or after an epoch: ``with run.evaluation() as evaluation:``.
+
+        The eval events are emitted around its body. Set ``evaluation.outputs`` in each step, or
+        ``evaluation.metrics`` once.
+
+        Args:
+            batches: The number of batches, if callbacks are to know it at ``on_eval_begin``.
+        """
+        self._check_entered("evaluation")
+        self._end_step()
+        return Evaluation(self.engine, self._as_outputs, batches=batches, limit=self._limit)
+
+    def clip_gradients(self, max_norm: float) -> None:
+        """Scale the gradients so that their global norm is at most ``max_norm``. PyTorch.
+
+        ``grad_norm`` is then the norm before, ``grad_norm_clipped`` the norm after. With clipping of
+        your own both are the norm of the gradients that the optimizer receives.
+
+        Args:
+            max_norm: The largest norm; positive.
+
+        Raises:
+            RunStateError: The run has no optimizer of PyTorch's.
+        """
+        self._step.clip(max_norm)
+
+    def count_update(self, gradients: Native = None, *, skipped: bool = False) -> None:
+        """Report an update where the optimizer has no hooks, as on MindSpore.
+
+        Args:
+            gradients: The gradients that the optimizer has received, for ``grad_norm``.
+            skipped: Whether the update was skipped, as after an overflow.
+        """
+        self._step.count_update(gradients, skipped=skipped)
+
+    def __enter__(self) -> Run:
+        self.engine.__enter__()
+        try:
+            self.engine.begin()
+            self.engine.emit(Event.TRAIN_BEGIN)
+        except BaseException as error:
+            self.engine.__exit__(type(error), error, error.__traceback__)
+            raise
+        self._is_entered = True
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        self._is_entered = False
+        if error is None:
+            try:
+                self._end_epoch()
+                self.engine.end()
+                self.engine.emit(Event.TRAIN_END)
+            except BaseException as failure:
+                self.engine.__exit__(type(failure), failure, failure.__traceback__)
+                raise
+        self.engine.__exit__(kind, error, traceback)
+
+    def _begin_epoch(self, number: int) -> None:
+        self._in_epoch = True
+        self.engine.begin_epoch(number)
+        self.engine.emit(Event.TRAIN_EPOCH_BEGIN)
+
+    def _end_epoch(self) -> None:
+        self._end_step()
+        if self._in_epoch:
+            self._in_epoch = False
+            self.engine.end_epoch()
+            self.engine.emit(Event.TRAIN_EPOCH_END)
+
+    def _begin_step(self, batch: Any) -> None:
+        if not self._in_epoch:
+            self._begin_epoch(self._initial_epoch + 1)
+        self._in_step, self._outputs = True, None
+        self.engine.begin_step(batch)
+        self.engine.emit(Event.TRAIN_STEP_BEGIN)
+
+    def _end_step(self) -> None:
+        if self._in_step:
+            self._in_step = False
+            self.engine.end_step(self._outputs)
+            self.engine.emit(Event.TRAIN_STEP_END)
+
+    def _check_entered(self, verb: str) -> None:
+        if not self._is_entered:
+            raise RunStateError(f"run.{verb}() belongs inside `with run:`, but the run is not open.")
+
+
+class _OpenStep:
+    """One training step without a loader."""
+
+    def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        self._begin, self._end = begin, end
+
+    def __enter__(self) -> None:
+        self._begin()
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if error is None:
+            self._end()
+
+
+def _check_counts(
+    epochs: int | None,
+    initial_epoch: int,
+    batches_per_epoch: int | None,
+    max_steps: int | None,
+    limit_batches: int | None,
+) -> None:
+    counts = {"epochs": epochs, "max_steps": max_steps, "limit_batches": limit_batches}
+    for name, value in {**counts, "batches_per_epoch": batches_per_epoch}.items():
+        if value is not None:
+            positive_int("Run", name, value)
+    if isinstance(initial_epoch, bool) or not isinstance(initial_epoch, int):
+        raise ArgumentTypeError(f"Run(initial_epoch=...) takes an integer, but got {initial_epoch!r}.")
+    if initial_epoch < 0 or (epochs is not None and initial_epoch >= epochs):
+        raise ArgumentValueError(
+            f"Run(initial_epoch=...) is at least 0 and less than epochs={epochs}, but got {initial_epoch}."
+        )
+
+
+def _named(optimizer: Native) -> dict[str, Native]:
+    if optimizer is None:
+        return {}
+    if isinstance(optimizer, (list, tuple)):
+        raise ArgumentTypeError(
+            f"Run(optimizer=...) takes one optimizer, or a mapping name -> optimizer for several, but got a "
+            f"{type(optimizer).__name__} of {len(optimizer)}: give each a name."
+        )
+    return dict(optimizer) if isinstance(optimizer, Mapping) else {"optimizer": optimizer}
+
+
+def _find_backend(
+    backend: str | Backend | None, network: Native, optimizers: Mapping[str, Native]
+) -> Backend | None:
+    if isinstance(backend, str):
+        found: Backend = registered_backends().find_backend(backend)
+        return found
+    if backend is not None:
+        return backend
+    native = {"network": network, "optimizer": next(iter(optimizers.values()), None)}
+    return RunState(native).find_backend()
+
+
+def _step_of(
+    backend: Backend | None,
+    callbacks: Any,
+    optimizers: Mapping[str, Native],
+    network: Native,
+    lr_scheduler: Native,
+) -> Any:
+    observe = getattr(backend, "observe", None)
+    if observe is not None:
+        needs = asked_for(as_callbacks(callbacks))
+        return observe(optimizers, network=network, lr_scheduler=lr_scheduler, asked_for=needs)
+    rates = [] if backend is None else [backend.learning_rate(one) for one in optimizers.values()]
+    return CountedStep(rates[0] if len(rates) == 1 else None)
