@@ -139,7 +139,12 @@ class EventBus(Dispatch):
 
     def asked_for(self) -> frozenset[Capability]:
         """Return the capabilities that callbacks need, and those that they use if available."""
-        return asked_for(self.callbacks)
+        return frozenset(
+            capability
+            for callback in self.callbacks
+            for attribute in ("needs", "wants")
+            for capability in getattr(callback, attribute, ())
+        )
 
     def check_needs(self, capabilities: frozenset[Capability], mode: str) -> None:
         """Refuse callbacks that need a capability which the engine lacks.
@@ -220,16 +225,6 @@ def as_callbacks(callbacks: Any) -> list[Any]:
     if callbacks is None:
         return []
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
-
-
-def asked_for(callbacks: Sequence[Any]) -> frozenset[Capability]:
-    """Return the capabilities that callbacks need, and those that they use if available."""
-    return frozenset(
-        capability
-        for callback in callbacks
-        for attribute in ("needs", "wants")
-        for capability in getattr(callback, attribute, ())
-    )
 
 
 def _hooks_of(callback: Any, bases: tuple[type, ...]) -> dict[Event, Hook]:

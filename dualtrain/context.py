@@ -84,6 +84,10 @@ class RunState:
         self.log_count = 0
         self.callback_times: Mapping[str, float] = {}
         self.deferred: list[Callable[[], None]] = []
+        self.use(step)
+
+    def use(self, step: Any) -> None:
+        """Take the training step, with the parts that it has."""
         self.step = step
         self.gradients = getattr(step, "gradients", None)
         self.accumulation = getattr(step, "accumulation", None)
@@ -475,8 +479,13 @@ class RunContext:
     @accumulate_steps.setter
     def accumulate_steps(self, value: int) -> None:
         accumulation = self._state.accumulation
-        if accumulation is None or Capability.ACCUMULATION not in self.capabilities:
+        if Capability.ACCUMULATION not in self.capabilities:
             raise RunStateError("This run cannot accumulate gradients, so accumulate_steps cannot be set.")
+        if accumulation is None:
+            raise RunStateError(
+                "accumulate_steps can be set only if the callback that sets it has Capability.ACCUMULATION in "
+                "its needs, since the step is chosen for it at train begin."
+            )
         accumulation.accumulate_steps = positive_int("RunContext", "accumulate_steps", value)
 
     def attention(

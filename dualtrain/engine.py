@@ -77,7 +77,6 @@ class RunEngine:
         self._state = RunState(
             self._params,
             backend=backend,
-            step=step,
             callbacks=self.bus.callbacks,
             initial_epoch=initial_epoch,
             evaluations=evaluations,
@@ -85,8 +84,8 @@ class RunEngine:
         backend = self._state.find_backend()
         if capabilities is None:
             own = frozenset() if backend is None else backend.capabilities() - STEP_CAPABILITIES
-            capabilities = own | getattr(step, "capabilities", frozenset()) | {Capability.CALLBACK_TIMES}
-        self._state.capabilities = capabilities
+            capabilities = own | {Capability.CALLBACK_TIMES}
+        self._state.capabilities = self._capabilities = capabilities
         if self.bus.callback_times is not None:
             self._state.callback_times = self.bus.callback_times
         self.context = RunContext(self._state)
@@ -101,12 +100,19 @@ class RunEngine:
         watch = getattr(backend, "signal_watch", SignalWatch)
         self._signals: Any = watch(self.context.request_stop) if handle_signals else None
         self._retake: Callable[[], None] | None = getattr(self._signals, "retake", None)
-        self._begin_batch: Callable[[], None] | None = getattr(step, "begin", None)
+        self._begin_batch: Callable[[], None] | None = None
+        self.use(step)
         self._stages: list[AbstractContextManager[Any]] = []
         self._entered: list[Any] = []
         self._is_open = self._is_closed = False
 
     # The whole of a run.
+
+    def use(self, step: Any) -> None:
+        """Take the training step, before the run is opened; ``step.capabilities`` are added to the run's."""
+        self._state.use(step)
+        self._state.capabilities = self._capabilities | getattr(step, "capabilities", frozenset())
+        self._begin_batch = getattr(step, "begin", None)
 
     def adopt(self, params: Any) -> None:
         """Take over the parameter bag of an engine that counts by itself (MindSpore's Model)."""
@@ -125,8 +131,7 @@ class RunEngine:
                 f"a run can be entered once, but this one {'has ended' if self._is_closed else 'is open'}: "
                 f"make a new one."
             )
-        assert self._state.capabilities is not None
-        self.bus.check_needs(self._state.capabilities, self._mode)
+        self.bus.check_needs(self.context.capabilities, self._mode)
         for callback in self.bus.callbacks:
             if id(callback) in _in_open_runs:
                 raise RunStateError(

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from dualtrain.arguments import positive_int
-from dualtrain.bus import as_callbacks, asked_for
 from dualtrain.context import RunContext, RunState, registered_backends
 from dualtrain.counted_step import CountedStep
 from dualtrain.engine import RunEngine
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
 from dualtrain.evaluation import Evaluation, length_of
 from dualtrain.events import Event
-from dualtrain.protocol import Backend, Native
+from dualtrain.protocol import Backend, Capability, Native
 from dualtrain.window import end_pass
 
 
@@ -78,7 +77,6 @@ class Run:
         _check_counts(epochs, initial_epoch, batches_per_epoch, max_steps, limit_batches)
         optimizers = _named(optimizer)
         found = _find_backend(backend, network, optimizers)
-        step = _step_of(found, callbacks, optimizers, network, lr_scheduler)
         self._epochs, self._initial_epoch = epochs, initial_epoch
         self._limit = limit_batches
         mode = "a hand-written loop" if found is None else f"a hand-written loop ({found.describe_mode()})"
@@ -92,7 +90,6 @@ class Run:
                 "batch_num": batches_per_epoch,
             },
             backend=found,
-            step=step,
             mode=mode,
             epochs=epochs,
             initial_epoch=initial_epoch,
@@ -100,7 +97,8 @@ class Run:
             max_steps=max_steps,
             handle_signals=handle_signals,
         )
-        self._step = step
+        self._step = _step_of(found, self.engine.bus.asked_for(), optimizers, network, lr_scheduler)
+        self.engine.use(self._step)
         self._as_outputs = getattr(found, "as_outputs", lambda value: value)
         self._outputs: Native = None
         self._is_entered = self._in_epoch = self._in_step = False
@@ -347,14 +345,13 @@ def _find_backend(
 
 def _step_of(
     backend: Backend | None,
-    callbacks: Any,
+    asked_for: frozenset[Capability],
     optimizers: Mapping[str, Native],
     network: Native,
     lr_scheduler: Native,
 ) -> Any:
     observe = getattr(backend, "observe", None)
     if observe is not None:
-        needs = asked_for(as_callbacks(callbacks))
-        return observe(optimizers, network=network, lr_scheduler=lr_scheduler, asked_for=needs)
+        return observe(optimizers, network=network, lr_scheduler=lr_scheduler, asked_for=asked_for)
     rates = [] if backend is None else [backend.learning_rate(one) for one in optimizers.values()]
     return CountedStep(rates[0] if len(rates) == 1 else None)
