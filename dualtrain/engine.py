@@ -306,7 +306,9 @@ class RunEngine:
             return
         bag = self._params
         if bag.get("mode") == "train":
-            self._training_values = {key: bag.get(key) for key in ("cur_step_num", "batch_num", "net_outputs")}
+            self._training_values = {
+                key: bag.get(key) for key in ("cur_step_num", "batch_num", "net_outputs")
+            }
         else:
             bag["list_callback"] = self.bus.callbacks
             for key in ("dataset_sink_mode", "network", "eval_network", "valid_dataset"):
@@ -328,7 +330,9 @@ class RunEngine:
         if self._retake is not None:
             self._retake()
 
-    def end_evaluation(self, metrics: dict[str, Any] | None = None, *, eval_loss: float | None = None) -> None:
+    def end_evaluation(
+        self, metrics: dict[str, Any] | None = None, *, eval_loss: float | None = None
+    ) -> None:
         """End an evaluation with its results, after ``on_eval_epoch_end`` and before ``on_eval_end``.
 
         Args:
@@ -357,4 +361,3 @@ class RunEngine:
         deferred = self._state.deferred
         while deferred:
             deferred.pop(0)()
-

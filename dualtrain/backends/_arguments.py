@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dualtrain.arguments import positive_int
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 from dualtrain.loop import is_due
-from dualtrain.arguments import positive_int
 
 METRIC_NAMES = frozenset(
     {
@@ -35,6 +35,13 @@ def check_epochs(epoch: int, initial_epoch: int) -> int:
             f"initial_epoch must be at least 0 and less than epoch={epoch}, but got {initial_epoch}."
         )
     return epoch - initial_epoch
+
+
+def check_limits(max_steps: Any, limit_batches: Any) -> None:
+    """Check the two limits of a dry run."""
+    for name, value in (("max_steps", max_steps), ("limit_batches", limit_batches)):
+        if value is not None:
+            positive_int("train", name, value)
 
 
 def check_valid_frequency(valid_frequency: Any) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
 from dualtrain.arguments import positive_int
-
-logger = logging.getLogger(__name__)
+from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 
 EPSILON = 1e-6
 """Added to the norm that gradients are divided by when they are clipped, as torch does."""
@@ -69,23 +66,6 @@ def describe_nonfinite(
 def not_repeatable(reason: object) -> str:
     """Say that where values stop being finite is not known."""
     return f"the forward pass cannot be repeated to find where that begins ({reason})"
-
-
-def inside_window(filled: int, window: int) -> RunStateError:
-    """Return the error for changing ``accumulate_steps`` at the wrong moment."""
-    return RunStateError(
-        f"accumulate_steps cannot change inside a window, of which {filled} of {window} batches are "
-        f"done: set it in on_train_epoch_begin."
-    )
-
-
-def warn_of_dropped_window(filled: int, window: int) -> None:
-    """Say that a stop has cut a window short."""
-    logger.warning(
-        "The run was stopped inside a window: the gradients of its %d batches, of %d, are dropped.",
-        filled,
-        window,
-    )
 
 
 def warn_of_batch_norm(names: Sequence[str], accumulate_steps: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,9 @@ from dualtrain.backends._arguments import check_same_weights, first_array
 from dualtrain.backends.torch import distributed
 from dualtrain.backends.torch.late import to_float_later
 from dualtrain.backends.torch.norms import HALVES, Norms
+from dualtrain.backends.torch.observed import ObservedTorchStep
 from dualtrain.backends.torch.optimizer import TorchLearningRate
+from dualtrain.backends.torch.outputs import as_outputs
 from dualtrain.protocol import BatchShape, Capability, Native
 
 
@@ -29,7 +31,7 @@ class TorchBackend:
     def owns(self, obj: Native) -> bool:
         return isinstance(obj, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor))
 
-    def model_class(self) -> type:
+    def model_class(self) -> Callable[..., Any]:
         from dualtrain.backends.torch.model import TorchModel
 
         return TorchModel
@@ -44,6 +46,7 @@ class TorchBackend:
                 Capability.ACCUMULATION,
                 Capability.SKIP_NONFINITE,
                 Capability.CALLBACK_TIMES,
+                Capability.PROBING,
                 Capability.EAGER,
                 Capability.THREADS,
             }
@@ -103,7 +106,8 @@ class TorchBackend:
         changes = [tensor.float() if tensor.dtype in HALVES else tensor for tensor in before.values()]
         norms = Norms(changes)
         if changes:
-            torch._foreach_sub_(changes, [now[name].detach() for name in before])
+            for name, change in zip(before, changes, strict=True):
+                change.sub_(now[name].detach())
         return dict(zip(before, zip(*Norms.read(norms, Norms(changes)), strict=True), strict=True))
 
     def rank(self) -> int:
@@ -114,6 +118,24 @@ class TorchBackend:
 
     def any_rank(self, flag: bool) -> bool:
         return distributed.any_rank(flag)
+
+    def seed(self, seed: int) -> None:
+        torch.manual_seed(seed)  # every device's
+
+    def observe(
+        self,
+        optimizers: Mapping[str, Native],
+        *,
+        network: Native,
+        lr_scheduler: Native,
+        asked_for: frozenset[Capability],
+    ) -> ObservedTorchStep:
+        return ObservedTorchStep(
+            optimizers, network=network, lr_scheduler=lr_scheduler, asked_for=asked_for
+        )
+
+    def as_outputs(self, value: Native) -> Native:
+        return as_outputs(value)
 
 
 BACKEND = TorchBackend()

@@ -11,11 +11,11 @@ import torch
 
 from dualtrain.backends._arguments import check_iterable, empty, used_up
 from dualtrain.errors import ArgumentTypeError
-from dualtrain.loop import end_pass
 from dualtrain.protocol import Native
+from dualtrain.window import LookAhead, end_pass
 
 _NOTHING = object()
-_device_of = attrgetter("device")  # asked of every batch, and in C as map is
+_device_of = attrgetter("device")  # called for every batch, and in C as map is
 
 
 class Batches:
@@ -24,15 +24,30 @@ class Batches:
     Args:
         role: The argument's name, for messages.
         dataset: Any iterable of batches, sized or not.
-        device: Where tensors and numpy arrays go; other objects are handed on.
-        passes: How many times the dataset will be gone through.
+        device: The device of tensors and numpy arrays; other objects are passed on.
+        passes: The number of passes over the dataset.
+        limit: The largest number of batches of a pass; None: all.
+        ahead: Keeps a batch that was fetched early, for the next run too.
+
+    Attributes:
+        length: The number of batches of a pass; None: not known.
+        looks_ahead: Whether ``ahead`` has to know each batch's place in its pass.
 
     Raises:
         ArgumentTypeError: It is not an iterable of batches.
-        ArgumentValueError: It is empty, or can be iterated once only where more is asked.
+        ArgumentValueError: It is empty, or an iterator for several passes.
     """
 
-    def __init__(self, role: str, dataset: Any, device: torch.device, *, passes: int) -> None:
+    def __init__(
+        self,
+        role: str,
+        dataset: Any,
+        device: torch.device,
+        *,
+        passes: int,
+        limit: int | None = None,
+        ahead: LookAhead | None = None,
+    ) -> None:
         if hasattr(dataset, "create_tuple_iterator"):
             raise ArgumentTypeError(
                 f"{role} is a mindspore.dataset ({type(dataset).__name__}), but the network is a "
@@ -43,36 +58,41 @@ class Batches:
                 f"{role} is a Dataset of single samples ({type(dataset).__name__}): "
                 f"wrap it in a torch.utils.data.DataLoader, which makes batches."
             )
-        self.length = check_iterable(role, dataset, passes=passes)
+        length = check_iterable(role, dataset, passes=passes)
+        self.length = length if limit is None or length is None else min(length, limit)
+        self.looks_ahead = length is None or limit is not None
         self._role = role
         self._dataset = dataset
         self._device = device
-        self._begun: tuple[Any, Iterator[Any]] | None = None
-        if self.length is None:  # only its first batch tells whether it is empty
-            iterator = iter(dataset)
-            try:
-                self._begun = next(iterator), iterator
-            except StopIteration:
-                raise empty(role) from None
+        self._limit = limit
+        self._ahead = LookAhead() if ahead is None else ahead
+        self._is_begun = length is None  # only its first batch tells whether it is empty
+        if self._is_begun:
+            self._ahead.begin(dataset, None, limit)
+            if self._ahead.is_last:
+                raise empty(role)
 
     def close(self) -> None:
-        """Close the pass that was begun to see whether there is anything, if nobody has gone on with it."""
-        if self._begun is not None:
-            end_pass(self._begun[1], self._dataset)
+        """Close a pass that was begun to see whether there are batches, if nobody has continued it."""
+        if self._is_begun:
+            self._ahead.close()
+
+    def _begin(self) -> Iterator[Any]:
+        if not self.looks_ahead:
+            return iter(self._dataset)
+        if self._is_begun:
+            self._is_begun = False
+        else:
+            self._ahead.begin(self._dataset, self.length, self._limit)
+        return self._ahead
 
     def __iter__(self) -> Iterator[Any]:
         device, devices = self._device, {self._device}
         batch: Any = _NOTHING
-        begun, self._begun = self._begun, None
-        if begun is None:
-            iterator = iter(self._dataset)
-        else:
-            batch, iterator = begun
+        iterator = self._begin()
         try:
-            if begun is not None:
-                yield to_device(batch, device)
             for batch in iterator:
-                try:  # whether it is a tuple of tensors on the device, as it usually is on the CPU
+                try:  # whether it is a tuple of tensors on the device, the usual case on the CPU
                     is_there = type(batch) is tuple and {*map(_device_of, batch)} == devices
                 except AttributeError:
                     is_there = False

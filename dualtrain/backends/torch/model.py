@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from dualtrain.backends import callback_bases, find_backend
+from dualtrain.backends import find_backend
 from dualtrain.backends._arguments import (
     NO_OPTIMIZER,
     check_epochs,
+    check_limits,
     check_loss_and_step,
     check_valid_frequency,
     evaluations_due,
@@ -20,17 +21,23 @@ from dualtrain.backends._arguments import (
     not_this_optimizer,
 )
 from dualtrain.backends._contract import check_contract
-from dualtrain.backends.torch.backend import BACKEND
+from dualtrain.backends.torch.choice import TrainingOptions, choose_step
 from dualtrain.backends.torch.data import Batches, to_device
+from dualtrain.backends.torch.forward import EvalStep
 from dualtrain.backends.torch.metrics import LossMetric, make_metrics
-from dualtrain.backends.torch.optimizer import Schedule, TorchLearningRate, learning_rate_attribute
-from dualtrain.backends.torch.step import EvalStep, Precision, TrainStep, check_steps_without_closure
-from dualtrain.bus import EventBus
-from dualtrain.context import CallbackParams, RunContext
+from dualtrain.backends.torch.optimizer import (
+    Schedule,
+    TorchLearningRate,
+    check_steps_without_closure,
+    learning_rate_attribute,
+)
+from dualtrain.backends.torch.outputs import as_outputs
+from dualtrain.backends.torch.precision import Precision
+from dualtrain.engine import RunEngine
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
 from dualtrain.loop import run_evaluation, run_training
-from dualtrain.protocol import Capability, Native
-from dualtrain.signals import terminate_cleanly
+from dualtrain.protocol import Backend, Capability, Native
+from dualtrain.window import LookAhead
 
 _MANUAL_DIFFERENCE = frozenset(
     {Capability.ACCUMULATION, Capability.SKIP_NONFINITE, Capability.MANUAL_OPTIMIZATION}
@@ -41,21 +48,6 @@ class TorchModel:
     """Train, fit, evaluate and predict with a ``torch.nn.Module``.
 
     Made by ``dt.Model(...)``, which documents the arguments.
-
-    Args:
-        accumulate_steps: Batches per update.
-        clip_norm: The largest norm that an update's gradients may have; larger ones are scaled down.
-        lr_scheduler: A ``torch.optim.lr_scheduler``, stepped once per update, or
-            ``{"scheduler": s, "interval": "update" | "epoch", "monitor": name}``; a
-            ReduceLROnPlateau steps by epochs, with the metric that ``monitor`` names.
-        amp: ``"bf16"`` or ``"fp16"`` for mixed precision; fp16 scales the loss and skips an update
-            whose gradients overflow.
-        automatic_optimization: False: ``train_step(network, batch, run_context)`` drives
-            ``run_context.zero_grad``, ``backward`` and ``optimizer_step``; ``optimizer`` may then be
-            a mapping name -> optimizer, and ``loss_fn`` serves evaluation alone.
-        device: None: where the network's parameters are. ``"auto"``: the accelerator that
-            ``torch.accelerator`` finds (cuda, npu, mps, ...), else the CPU. Or a device. The
-            network is moved there once; batches are moved as they come.
     """
 
     def __init__(
@@ -65,6 +57,7 @@ class TorchModel:
         optimizer: Native = None,
         metrics: Any = None,
         *,
+        backend: Backend,
         train_step: Callable[..., Any] | None = None,
         accumulate_steps: int = 1,
         clip_norm: float | None = None,
@@ -75,9 +68,8 @@ class TorchModel:
     ) -> None:
         check_loss_and_step(loss_fn, train_step, automatic_optimization)
         check_contract(accumulate_steps, clip_norm)
-        self._automatic = automatic_optimization
-        self._optimizers = self._checked_optimizers(network, optimizer)
-        if not self._automatic:
+        optimizers = _checked_optimizers(network, optimizer, automatic=automatic_optimization)
+        if not automatic_optimization:
             if train_step is None:
                 raise ArgumentValueError("automatic_optimization=False needs a train_step that optimises.")
             if accumulate_steps != 1:
@@ -85,42 +77,57 @@ class TorchModel:
                     f"accumulate_steps={accumulate_steps} cannot be had with automatic_optimization=False: "
                     f"train_step itself decides when to update."
                 )
+        self._backend = backend
         self._network = network
         self._loss_fn = loss_fn
         self._optimizer = optimizer
         self._train_step = train_step
-        self._accumulate_steps = accumulate_steps
-        self._clip_norm = clip_norm
-        self._schedule = (
-            None if lr_scheduler is None else Schedule(lr_scheduler, [*self._optimizers.values()])
-        )
         self._metrics = make_metrics(metrics)
-        self._learning_rate = TorchLearningRate(*self._optimizers.values())
-        if self._schedule is not None:
-            self._learning_rate.follow(self._schedule.scheduler)
+        self._ahead = LookAhead()
+        schedule = None if lr_scheduler is None else Schedule(lr_scheduler, [*optimizers.values()])
+        learning_rate = TorchLearningRate(*optimizers.values())
+        if schedule is not None:
+            learning_rate.follow(schedule.scheduler)
         if device is None:
             self._device = _device_of(network)
         else:
             self._device = _chosen_device(device)
             network.to(self._device)
-        self._precision = Precision(amp, self._device)
+        self._options = TrainingOptions(
+            network=network,
+            loss_fn=loss_fn,
+            optimizers=optimizers,
+            train_step=train_step,
+            accumulate_steps=accumulate_steps,
+            clip_norm=clip_norm,
+            learning_rate=learning_rate,
+            schedule=schedule,
+            precision=Precision(amp, self._device),
+            automatic=automatic_optimization,
+        )
 
     def train(
         self,
         epoch: int,
         train_dataset: Any,
         callbacks: Any = None,
-        *,
-        initial_epoch: int = 0,
         dataset_sink_mode: bool = False,
+        sink_size: int = -1,
+        initial_epoch: int = 0,
+        *,
+        max_steps: int | None = None,
+        limit_batches: int | None = None,
     ) -> None:
         """Train up to ``epoch`` epochs, without evaluation. See ``dt.Model.train``."""
         self.fit(
             epoch,
             train_dataset,
             callbacks=callbacks,
-            initial_epoch=initial_epoch,
             dataset_sink_mode=dataset_sink_mode,
+            sink_size=sink_size,
+            initial_epoch=initial_epoch,
+            max_steps=max_steps,
+            limit_batches=limit_batches,
         )
 
     def fit(
@@ -130,146 +137,117 @@ class TorchModel:
         valid_dataset: Any = None,
         valid_frequency: int | list[int] = 1,
         callbacks: Any = None,
-        *,
-        initial_epoch: int = 0,
         dataset_sink_mode: bool = False,
+        valid_dataset_sink_mode: bool = False,
+        sink_size: int = -1,
+        initial_epoch: int = 0,
+        *,
+        max_steps: int | None = None,
+        limit_batches: int | None = None,
     ) -> None:
         """Train up to ``epoch`` epochs and evaluate in between. See ``dt.Model.fit``."""
-        if dataset_sink_mode:
-            raise ArgumentValueError("dataset_sink_mode=True is MindSpore's: PyTorch has no data sinking.")
+        _refuse_sinking(dataset_sink_mode or valid_dataset_sink_mode, sink_size)
         passes = check_epochs(epoch, initial_epoch)
         check_valid_frequency(valid_frequency)
-        if not self._optimizers:
+        check_limits(max_steps, limit_batches)
+        options = self._options
+        if not options.optimizers:
             raise ArgumentValueError(NO_OPTIMIZER)
-        bus = EventBus(callbacks, native_bases=callback_bases())
-        train_batches = Batches("train_dataset", train_dataset, self._device, passes=passes)
-        valid_batches = evaluate = None
+        batches = Batches(
+            "train_dataset",
+            train_dataset,
+            self._device,
+            passes=passes,
+            limit=limit_batches,
+            ahead=self._ahead,
+        )
         evaluations = 0
+        valid_batches = None
         if valid_dataset is not None:
             evaluations = evaluations_due(epoch, initial_epoch, valid_frequency)
-            valid_batches = Batches(
-                "valid_dataset", valid_dataset, self._device, passes=max(evaluations, 1)
-            )
-
-            def evaluate() -> None:
-                self._evaluate_in_fit(context, bus, valid_dataset, valid_batches)
-
-        step = TrainStep(
-            self._network,
-            self._loss_fn,
-            self._optimizers,
-            self._train_step,
-            train_batches,
-            accumulate_steps=self._accumulate_steps,
-            clip_norm=self._clip_norm,
-            learning_rate=self._learning_rate,
-            schedule=self._schedule,
-            precision=self._precision,
-            automatic=self._automatic,
-        )
-        params = CallbackParams(
-            mode="train",
-            cur_step_num=0,
-            epoch_num=passes,
-            batch_num=_batch_num(train_batches),
-            network=self._network,
-            train_network=self._network,
-            loss_fn=self._loss_fn,
-            optimizer=self._optimizer,
-            train_dataset=train_dataset,
-            train_dataset_element=None,
-            list_callback=bus.callbacks,
-            parallel_mode="stand_alone" if BACKEND.world_size() == 1 else "data_parallel",
-            device_number=BACKEND.world_size(),
-            dataset_sink_mode=False,
-            initial_step=None,
-            last_save_ckpt_step=None,
-            latest_ckpt_file=None,
-            loss_scale_mananger=None,  # MindSpore's spelling
-        )
-        context = RunContext(
-            params,
-            backend=BACKEND,
-            step=step,
+            valid_batches = self._valid_batches(valid_dataset, max(evaluations, 1), limit_batches)
+        engine = self._engine(
+            callbacks,
+            params={
+                "batch_num": _batch_num(batches),
+                "train_network": self._network,
+                "loss_fn": self._loss_fn,
+                "optimizer": self._optimizer,
+                "train_dataset": train_dataset,
+            },
+            epochs=epoch,
             initial_epoch=initial_epoch,
-            capabilities=BACKEND.capabilities() ^ (frozenset() if self._automatic else _MANUAL_DIFFERENCE),
-            callbacks=bus.callbacks,
             evaluations=evaluations,
+            max_steps=max_steps,
         )
-        bus.check_needs(context.capabilities, BACKEND.describe_mode())
+        step = choose_step(options, engine, self._ahead)
+        batches.looks_ahead |= step.looks_ahead
+        engine.use(step.step)
+
+        def evaluate() -> None:
+            assert valid_batches is not None
+            self._evaluate(engine, valid_batches, eval_network=self._network, valid_dataset=valid_dataset)
+
         if not self._network.training:
             self._network.train()
         with (
-            terminate_cleanly(),
-            learning_rate_attribute([*self._optimizers.values()], step.learning_rate),
-            closing(train_batches),
+            learning_rate_attribute([*options.optimizers.values()], options.learning_rate),
+            closing(batches),
             nullcontext() if valid_batches is None else closing(valid_batches),
-            bus.lifecycle(context),
-            step.listening(bus, context),
+            step.guard,
+            engine,
         ):
             run_training(
-                context,
-                bus,
-                step,
-                step,
+                engine,
+                step.step,
+                batches,
                 epoch=epoch,
                 initial_epoch=initial_epoch,
-                evaluate=evaluate,
+                evaluate=None if valid_batches is None else evaluate,
                 valid_frequency=valid_frequency,
-                agree=None if BACKEND.world_size() == 1 else BACKEND.any_rank,
-                epoch_ended=step.epoch_ended,
+                epoch_ended=lambda: options.step_schedule(engine.context),
             )
 
     def eval(
-        self, valid_dataset: Any, callbacks: Any = None, *, dataset_sink_mode: bool = False
+        self,
+        valid_dataset: Any,
+        callbacks: Any = None,
+        dataset_sink_mode: bool = False,
+        *,
+        limit_batches: int | None = None,
     ) -> dict[str, Any]:
         """Evaluate once and return the metrics. See ``dt.Model.eval``."""
-        if dataset_sink_mode:
-            raise ArgumentValueError("dataset_sink_mode=True is MindSpore's: PyTorch has no data sinking.")
-        bus = EventBus(callbacks, native_bases=callback_bases())
-        batches = Batches("valid_dataset", valid_dataset, self._device, passes=1)
-        params = CallbackParams(
-            mode="eval",
-            cur_step_num=0,
-            batch_num=_batch_num(batches),
-            network=self._network,
-            eval_network=self._network,
-            valid_dataset=valid_dataset,
-            list_callback=bus.callbacks,
-            dataset_sink_mode=False,
-        )
-        context = RunContext(
-            params, backend=BACKEND, capabilities=BACKEND.capabilities(), callbacks=bus.callbacks
-        )
-        bus.check_needs(context.capabilities, BACKEND.describe_mode())
-        with terminate_cleanly(), closing(batches), bus.lifecycle(context):
-            self._evaluate(context, bus, batches)
-        return dict(params["metrics"])
+        _refuse_sinking(dataset_sink_mode)
+        check_limits(None, limit_batches)
+        batches = self._valid_batches(valid_dataset, 1, limit_batches)
+        engine = self._engine(callbacks, params={}, evaluations=None)
+        with closing(batches), engine:
+            self._evaluate(engine, batches, eval_network=self._network, valid_dataset=valid_dataset)
+        return dict(engine.context.metrics)
 
     def predict(self, *inputs: Any) -> Any:
         """Return the network's output in evaluation mode, without gradients."""
         with _evaluation_mode(self._network):
             return self._network(*to_device(inputs, self._device))
 
-    def _evaluate_in_fit(
-        self, context: RunContext, bus: EventBus, valid_dataset: Any, batches: Batches
-    ) -> None:
-        params = context.original_args()
-        training = {key: params[key] for key in ("cur_step_num", "batch_num", "net_outputs")}
-        params.update(
-            mode="eval",
-            cur_step_num=0,
-            batch_num=_batch_num(batches),
-            eval_network=self._network,
-            valid_dataset=valid_dataset,
+    def _engine(self, callbacks: Any, params: dict[str, Any], **options: Any) -> RunEngine:
+        difference = frozenset() if self._options.automatic else _MANUAL_DIFFERENCE
+        return RunEngine(
+            callbacks,
+            params={"network": self._network, **params},
+            backend=self._backend,
+            capabilities=self._backend.capabilities() ^ difference,
+            **options,
         )
-        self._evaluate(context, bus, batches, in_fit=True)
-        params.update(training, mode="train")
 
-    def _evaluate(
-        self, context: RunContext, bus: EventBus, batches: Batches, *, in_fit: bool = False
-    ) -> None:
-        params = context.original_args()
+    def _valid_batches(self, dataset: Any, passes: int, limit: int | None) -> Batches:
+        return Batches("valid_dataset", dataset, self._device, passes=passes, limit=limit)
+
+    def _evaluate(self, engine: RunEngine, batches: Batches, **params: Any) -> None:
+        if self._loss_fn is None and not self._options.automatic:
+            raise ArgumentValueError(
+                "under automatic_optimization=False train_step cannot be evaluated: pass loss_fn=..."
+            )
         loss_metric = LossMetric()
         metrics = self._metrics
         for metric in metrics.values():
@@ -287,48 +265,60 @@ class TorchModel:
                 else:
                     metric.update(prediction, label)
 
-        def finish() -> None:
-            eval_loss = {"eval_loss": loss_metric.eval()}
-            results = {name: metric.eval() for name, metric in metrics.items()} or eval_loss
-            params["metrics"] = results
-            if in_fit:
-                params["eval_results"] = {**results, **eval_loss}
+        def results() -> dict[str, Any]:
+            return {name: metric.eval() for name, metric in metrics.items()} or {
+                "eval_loss": loss_metric.eval()
+            }
 
-        if self._loss_fn is None and not self._automatic:
-            raise ArgumentValueError(
-                "under automatic_optimization=False train_step cannot be evaluated: pass loss_fn=..."
+        evaluate = EvalStep(self._network, self._loss_fn, self._train_step)
+        with _evaluation_mode(self._network), self._options.precision.autocast():
+            run_evaluation(
+                engine,
+                lambda batch: as_outputs(evaluate(batch)),
+                batches,
+                update=update,
+                results=results,
+                eval_loss=loss_metric.eval,
+                batch_num=_batch_num(batches),
+                **params,
             )
-        step = EvalStep(self._network, self._loss_fn, self._train_step)
-        with _evaluation_mode(self._network), self._precision.autocast():
-            run_evaluation(context, bus, step, batches, update, finish)
-
-    def _checked_optimizers(self, network: torch.nn.Module, optimizer: Native) -> dict[str, Native]:
-        if optimizer is None:
-            return {}
-        if isinstance(optimizer, Mapping):
-            if self._automatic:
-                raise ArgumentTypeError(
-                    "several optimizers need automatic_optimization=False, with a train_step that says "
-                    "when each of them steps."
-                )
-            optimizers = dict(optimizer)
-        else:
-            optimizers = {"optimizer": optimizer}
-        own = {id(parameter) for parameter in network.parameters()}
-        for native in optimizers.values():
-            if not all(hasattr(native, verb) for verb in ("param_groups", "step", "zero_grad")):
-                raise not_this_optimizer("torch", native, find_backend(native, missing_ok=True))
-            if not any(id(p) in own for group in native.param_groups for p in group["params"]):
-                raise foreign_parameters(network, "parameters()")
-            if self._automatic:
-                check_steps_without_closure(native)
-        return optimizers
 
     def __repr__(self) -> str:
         return (
             f"Model({type(self._network).__name__}, backend='torch', "
             f"optimizer={type(self._optimizer).__name__}, device='{self._device}')"
         )
+
+
+def _checked_optimizers(
+    network: torch.nn.Module, optimizer: Native, *, automatic: bool
+) -> dict[str, Native]:
+    if optimizer is None:
+        return {}
+    if isinstance(optimizer, Mapping):
+        if automatic:
+            raise ArgumentTypeError(
+                "several optimizers need automatic_optimization=False, with a train_step that says "
+                "when each of them steps."
+            )
+        optimizers = dict(optimizer)
+    else:
+        optimizers = {"optimizer": optimizer}
+    own = {id(parameter) for parameter in network.parameters()}
+    for native in optimizers.values():
+        if not all(hasattr(native, verb) for verb in ("param_groups", "step", "zero_grad")):
+            raise not_this_optimizer("torch", native, find_backend(native, missing_ok=True))
+        if not any(id(p) in own for group in native.param_groups for p in group["params"]):
+            raise foreign_parameters(network, "parameters()")
+        if automatic:
+            check_steps_without_closure(native)
+    return optimizers
+
+
+def _refuse_sinking(sink: bool, sink_size: int = -1) -> None:
+    if sink or sink_size != -1:
+        name = "dataset_sink_mode=True" if sink else f"sink_size={sink_size}"
+        raise ArgumentValueError(f"{name} is MindSpore's: PyTorch has no data sinking.")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dualtrain.backends._contract import describe_nonfinite, not_repeatable
-from dualtrain.backends.torch.probes import out_of_band
+from dualtrain.backends.torch.out_of_band import out_of_band
 from dualtrain.protocol import Native
 
 

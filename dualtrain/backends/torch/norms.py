@@ -1,4 +1,4 @@
-"""L2 norms of many tensors at a time, with few operations and as few waits for a device."""
+"""L2 norms of many tensors at a time, with few device syncs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 HALVES = (torch.float16, torch.bfloat16)
 _PIECE = 2**16
 _LARGE = 2**20
-"""Numbers in a tensor from which on its norm is taken by pieces: see ``_pieces``."""
+"""The size from which on a tensor's norm is computed by pieces: see ``_pieces``."""
 
 
 def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
@@ -21,10 +21,7 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     kind = first.dtype, first.device
     plain = first.dtype not in HALVES and all((g.dtype, g.device) == kind for g in gradients)
     if plain and not any(g.numel() > _LARGE or g.is_sparse for g in gradients):
-        # What torch.nn.utils.get_total_norm does, without the grouping that takes it twice as long.
-        norms = first if len(gradients) == 1 else torch.stack(torch._foreach_norm(gradients))
-        norm: torch.Tensor = torch.linalg.vector_norm(norms)
-        return norm
+        return torch.nn.utils.get_total_norm(gradients)
     norms = torch.cat([own.to(first.device) for own in Norms(gradients).parts])
     norm = torch.linalg.vector_norm(norms)
     return norm
@@ -80,7 +77,8 @@ def _pieces(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def _norms(pieces: list[torch.Tensor], *, half: bool, exact_zeros: bool) -> torch.Tensor:
-    norms = torch.stack(torch._foreach_norm(pieces, 2, dtype=torch.float32 if half else None))
+    dtype = torch.float32 if half else None
+    norms = torch.stack([torch.linalg.vector_norm(piece, dtype=dtype) for piece in pieces])
     if exact_zeros:
         # Squares of numbers below 1e-23 are zero in float32, but the largest number is not. Elsewhere
         # than on the CPU, to ask which norms are zero would be a sync.
@@ -90,9 +88,3 @@ def _norms(pieces: list[torch.Tensor], *, half: bool, exact_zeros: bool) -> torc
             low, high = torch.aminmax(pieces[i])
             norms[i] = torch.maximum(norms[i], torch.maximum(-low, high))
     return norms
-
-
-def scale(gradients: list[torch.Tensor], factor: torch.Tensor | float) -> None:
-    """Multiply gradients in place; there may be none."""
-    if gradients:
-        torch._foreach_mul_(gradients, factor)

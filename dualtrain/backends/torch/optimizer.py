@@ -1,9 +1,9 @@
-"""PyTorch's optimizers: their learning rate, read and written in one place, its schedule, zero_grad."""
+"""The learning rate of PyTorch's optimizers, read and written in one place, and its schedule."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,8 +13,6 @@ from dualtrain.backends._arguments import checked_rates, lowered
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 from dualtrain.monitor import find_metric
 from dualtrain.protocol import Native, Rate
-
-_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 class TorchLearningRate:
@@ -191,6 +189,20 @@ class Schedule:
             self.scheduler.step(*(() if value is None else (float(value),)))
 
 
+def check_steps_without_closure(optimizer: Native) -> None:
+    """Refuse optimizers that evaluate the network themselves, such as LBFGS.
+
+    Raises:
+        ArgumentValueError: ``step`` needs a closure.
+    """
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ArgumentValueError(
+            f"{type(optimizer).__name__}.step needs a closure, which the Model does not give it: use "
+            f"automatic_optimization=False and call it in train_step."
+        )
+
+
 @contextmanager
 def learning_rate_attribute(optimizers: Sequence[Native], rate: TorchLearningRate) -> Iterator[None]:
     """Give optimizers MindSpore's ``learning_rate`` attribute for the duration of a run."""
@@ -204,27 +216,26 @@ def learning_rate_attribute(optimizers: Sequence[Native], rate: TorchLearningRat
             del optimizer.learning_rate
 
 
-def zero_grad_of(optimizer: Native) -> Callable[[], None]:
-    """Return what drops an optimizer's gradients as its ``zero_grad`` does.
+@contextmanager
+def following(schedule: Native, rate: TorchLearningRate) -> Iterator[None]:
+    """Let ``scale`` work on top of a schedule that the user's loop steps, for the duration of a run."""
+    rate.follow(schedule)
+    step, state_dict = schedule.step, schedule.state_dict
+    replaced = {name: vars(schedule)[name] for name in ("step", "state_dict") if name in vars(schedule)}
 
-    PyTorch's own one opens an entry of the profile, which takes 15 us although mostly nobody profiles: then
-    the rest of it is done here.
-    """
-    zero_grad: Callable[[], None] = optimizer.zero_grad
-    native = torch.optim.Optimizer.zero_grad
-    is_native = getattr(zero_grad, "__func__", None) is native
-    if not is_native or not native.__code__.co_filename.startswith(_TORCH):  # a patch of the class, too
-        return zero_grad
+    def scaled_step(*args: Any, **kwargs: Any) -> None:
+        with rate.unscaled():
+            step(*args, **kwargs)
 
-    def drop_gradients() -> None:
-        if getattr(torch.autograd.profiler, "_is_profiler_enabled", True):
-            zero_grad()
-            return
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+    def own_state() -> dict[str, Any]:  # PyTorch's has every attribute in it, these two functions too
+        return {name: value for name, value in state_dict().items() if name not in ("step", "state_dict")}
 
-    return drop_gradients
+    schedule.step, schedule.state_dict = scaled_step, own_state
+    try:
+        yield
+    finally:
+        del schedule.step, schedule.state_dict
+        vars(schedule).update(replaced)
 
 
 def _write_group(group: dict[str, Any], rate: float) -> None:

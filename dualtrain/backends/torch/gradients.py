@@ -1,0 +1,149 @@
+"""The gradients of an update as callbacks read them: norms before and after clipping, per parameter too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from dualtrain.backends._contract import norm_after_clipping
+from dualtrain.backends.torch.borrowed import COMPILED_PREFIX, may_have_step_hooks
+from dualtrain.backends.torch.late import to_float_later
+from dualtrain.backends.torch.norms import Norms, total_norm
+from dualtrain.backends.torch.precision import Precision
+from dualtrain.protocol import Native
+
+
+class UpdateGradients:
+    """Read the gradients of the last update.
+
+    The norm is computed when it is read. Where the gradients may have changed by then (see
+    ``change_in_step``) the step takes it before.
+
+    Args:
+        network: The network.
+        optimizers: Name -> optimizer.
+        clip_norm: The largest norm that the step leaves; None: any.
+        precision: Mixed precision.
+
+    Attributes:
+        due: Whether this batch has made an update.
+        norm: The norm before clipping; None where it has not been computed.
+        optimizer: The optimizer of the last update.
+        requested: Whether the norm of each parameter is to be measured at the next update.
+    """
+
+    def __init__(
+        self,
+        network: torch.nn.Module,
+        optimizers: Mapping[str, Native],
+        clip_norm: float | None,
+        precision: Precision,
+    ) -> None:
+        self._network = network
+        self._optimizers = optimizers
+        self._clip_norm = clip_norm
+        self._precision = precision
+        self.due = self.requested = False
+        self.norm: torch.Tensor | float | None = None
+        self.optimizer: Native = next(iter(optimizers.values()))
+        self._measured: list[tuple[list[Native], Norms]] = []
+        self._parameter_norms: dict[str, float] | None = None
+
+    def forget(self) -> None:
+        """Begin a batch, after one for which parameters were measured."""
+        if self._measured:
+            self._measured, self._parameter_norms = [], None
+            self.requested = False
+
+    def of(self, optimizer: Native) -> list[torch.Tensor]:
+        """Return the gradients that an optimizer receives."""
+        return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+    def measure(self, optimizer: Native) -> None:
+        """Measure each parameter's gradient, before clipping, and before the optimizer overwrites any."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        gradients = [parameter.grad for parameter in parameters]
+        self._measured.append((parameters, Norms(gradients, exact_zeros=True)))
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The loss scale of mixed precision; None without one."""
+        return self._precision.loss_scale
+
+    def grad_norm(self) -> float | None:
+        """Return the norm before clipping; None where this batch makes no update."""
+        norm = self._taken()
+        if norm is not None:
+            self.norm = norm = float(norm)
+        return norm
+
+    def grad_norm_clipped(self) -> float | None:
+        """Return the norm after clipping."""
+        return norm_after_clipping(self.grad_norm(), self._clip_norm)
+
+    def grad_norms_later(self) -> Callable[[], tuple[float | None, float | None]] | None:
+        """Begin to copy the norms to the host; None where that gains nothing."""
+        norm = self._taken()
+        read = to_float_later(norm) if isinstance(norm, torch.Tensor) else None
+        if read is None:
+            return None
+
+        def norms() -> tuple[float | None, float | None]:
+            norm = read()
+            return norm, norm_after_clipping(norm, self._clip_norm)
+
+        return norms
+
+    def _taken(self) -> torch.Tensor | float | None:
+        """Return the norm, on the gradients' device where nobody has read it."""
+        if not self.due:
+            return None
+        if self.norm is None:
+            self.norm = total_norm(self.of(self.optimizer))
+        return self.norm
+
+    def trained_parameters(self) -> dict[str, Native]:
+        """Return the network's parameters that an optimizer has and that are not frozen."""
+        return trained_parameters(self._network, self._optimizers.values())
+
+    def request_parameter_grad_norms(self) -> None:
+        """Request the norm of each parameter for the next update."""
+        self.requested = True
+
+    def parameter_grad_norms(self) -> dict[str, float] | None:
+        """Return the norms of the parameters that were measured."""
+        if self._parameter_norms is None and self._measured:
+            norms: dict[int, float] = {}
+            read = Norms.read(*(measured for _, measured in self._measured))
+            for (parameters, _), values in zip(self._measured, read, strict=True):
+                norms.update(zip(map(id, parameters), values, strict=True))
+            named = self.trained_parameters().items()
+            self._parameter_norms = {name: norms[id(p)] for name, p in named if id(p) in norms}
+        return self._parameter_norms
+
+
+def trained_parameters(network: torch.nn.Module, optimizers: Iterable[Native]) -> dict[str, Native]:
+    """Return a network's parameters that an optimizer has and that are not frozen, by name."""
+    optimized = {
+        id(parameter)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    return {
+        name.replace(COMPILED_PREFIX, ""): parameter
+        for name, parameter in network.named_parameters()
+        if parameter.requires_grad and id(parameter) in optimized
+    }
+
+
+def change_in_step(optimizer: Any) -> bool:
+    """Tell whether gradients may differ after an optimizer's step from what it has received.
+
+    PyTorch's own optimizers leave them alone, but for Nesterov momentum, which is added in place.
+    """
+    if not type(optimizer).__module__.startswith("torch.optim.") or may_have_step_hooks(optimizer):
+        return True
+    return any(group.get("nesterov") for group in optimizer.param_groups)
