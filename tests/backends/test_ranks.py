@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from paths import SUPPORT
 
 SCRIPT = """
 import json, sys
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {support!r})
 import torch
 import torch.distributed as dist
 from engines import ENGINES, Seen, batches, ones
@@ -60,7 +61,7 @@ dist.destroy_process_group()
 )
 def test_two_gloo_processes(rank: str, logs: list[str], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), rank=rank), encoding="utf-8")
+    script.write_text(SCRIPT.format(support=str(SUPPORT), rank=rank), encoding="utf-8")
     command = [
         sys.executable,
         "-m",

@@ -11,10 +11,11 @@ import optuna
 import pytest
 from matplotlib.image import imread
 from optuna.trial import TrialState
+from paths import EXAMPLES
 
 from dualtrain.logs import read_log
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "optuna_digits"
+EXAMPLE = EXAMPLES / "optuna_digits"
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 

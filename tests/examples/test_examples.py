@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from paths import EXAMPLES
 
 from dualtrain.logs import Log, read_log
 
-DIGITS_VIT = Path(__file__).parent.parent / "examples" / "digits_vit" / "run.py"
+DIGITS_VIT = EXAMPLES / "digits_vit" / "run.py"
 EPOCHS, TRAIN_BATCHES, TEST_BATCHES = 12, 22, 3
 COLOURS = {"torch": (0xF2, 0xA2, 0x85), "mindspore": (0x12, 0x3F, 0x6D)}
 

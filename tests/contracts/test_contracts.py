@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 from engines import ProbabilitiesOf
+from paths import SUPPORT
 from trials import ShownTrial
 
 import dualtrain as dt
@@ -371,7 +372,7 @@ def test_two_of_a_class_in_one_list_do_what_each_does_alone(name, outcomes):
 IMPORTED_ALONE = """
 import importlib, json, operator, sys
 
-sys.path.insert(0, sys.argv[4])
+sys.path[:0] = sys.argv[4:]
 module, name, settings = sys.argv[1], sys.argv[2], eval(sys.argv[3])
 
 class Guard:
@@ -398,7 +399,7 @@ assert not {"torch", "mindspore"} & set(sys.modules)
 @each
 def test_its_module_and_a_run_of_it_import_no_framework(name):
     module = getattr(callbacks, name).__module__
-    arguments = [module, name, repr(SETTINGS[name][0]), str(Path(__file__).parent)]
+    arguments = [module, name, repr(SETTINGS[name][0]), str(Path(__file__).parent), str(SUPPORT)]
     done = subprocess.run(
         [sys.executable, "-c", IMPORTED_ALONE, *arguments], capture_output=True, text=True, check=False
     )

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 from engines import ENGINES
+from paths import SUPPORT
 
 import dualtrain as dt
 
 CHILD = """
 import sys
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {support!r})
 from engines import ENGINES, ones
 import dualtrain as dt
 
@@ -49,7 +50,7 @@ except KeyboardInterrupt:
 def interrupted(engine_name: str, signum: int, folder: Path) -> tuple[int, list[str]]:
     """Start a training, send it a signal once it runs, and return its exit status and what it printed."""
     script = folder / "child.py"
-    script.write_text(CHILD.format(tests=str(Path(__file__).parent), engine=engine_name), encoding="utf-8")
+    script.write_text(CHILD.format(support=str(SUPPORT), engine=engine_name), encoding="utf-8")
     child = subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, cwd=folder, text=True, env={**os.environ}
     )
@@ -142,7 +143,7 @@ def test_a_users_own_sigterm_handler_is_left_alone(engine: Any) -> None:
 # run when the signal comes, so that it is always MindSpore's answer that has to be told apart.
 HELD = """
 import sys
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {support!r})
 from engines import ENGINES, ones
 import dualtrain as dt
 
@@ -173,7 +174,7 @@ def test_signals_are_told_apart_while_mindspore_answers_sigint(
     name: str, signum: int, error: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "child.py"
-    script.write_text(HELD.format(tests=str(Path(__file__).parent), engine=name), encoding="utf-8")
+    script.write_text(HELD.format(support=str(SUPPORT), engine=name), encoding="utf-8")
     with subprocess.Popen(
         [sys.executable, str(script)],
         stdout=subprocess.PIPE,

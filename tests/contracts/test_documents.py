@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import ROOT
 
 import dualtrain
 
-ROOT = Path(__file__).parent.parent
 FOLDERS = ("docs", "examples", "benchmarks")
 DOCUMENTS = sorted(
     [*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))]

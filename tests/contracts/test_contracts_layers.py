@@ -12,6 +12,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 
 import dualtrain
 
@@ -21,7 +22,7 @@ else:
     import tomli as tomllib
 
 PACKAGE = Path(dualtrain.__file__).parent
-PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+PYPROJECT = ROOT / "pyproject.toml"
 CONTRACTS = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
 
 ROOMS = "The rooms: a row imports rows below it, siblings never each other"

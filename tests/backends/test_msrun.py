@@ -13,12 +13,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from paths import SUPPORT
 
 pytestmark = pytest.mark.mindspore
 
 SCRIPT = """
 import json, os, sys
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {support!r})
 with open(f"{{os.getpid()}}.pid", "w"):
     pass  # whoever cleans up finds the process by it
 import mindspore
@@ -111,7 +112,7 @@ def trained(tmp_path_factory):
     """Run the script on two ranks; return the folder that it ran in."""
     folder = tmp_path_factory.mktemp("msrun")
     script = folder / "train.py"
-    script.write_text(SCRIPT.format(tests=str(Path(__file__).parent)), encoding="utf-8")
+    script.write_text(SCRIPT.format(support=str(SUPPORT)), encoding="utf-8")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from paths import EXAMPLES
 
 from dualtrain.logs import Log, read_log
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "watch_attention"
+EXAMPLE = EXAMPLES / "watch_attention"
 pytestmark = pytest.mark.timeout(600)  # what takes half a minute takes many times that on a busy machine
 ENGINES = [
     pytest.param("torch", marks=pytest.mark.torch),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from engines import batches, ones
+from paths import SUPPORT
 
 import dualtrain as dt
 from dualtrain.backends import find_backend
@@ -557,7 +558,7 @@ def third_backend(tmp_path):
     """Install the third backend as a distribution of its own into a folder."""
     site = tmp_path / "site"
     site.mkdir()
-    shutil.copy(Path(__file__).with_name("third_backend.py"), site)
+    shutil.copy(SUPPORT / "third_backend.py", site)
     information = site / "dualtrain_arrays-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: dualtrain-arrays\nVersion: 1.0\n")

@@ -45,7 +45,7 @@ SINKS = {
 
 
 def test_every_public_sink_is_tested_here():
-    assert {*SINKS, "Sink", "RunLog"} == set(dt.sinks.__all__)  # RunLog: tests/test_run_log.py
+    assert {*SINKS, "Sink", "RunLog"} == set(dt.sinks.__all__)  # RunLog: tests/sinks/test_run_log.py
 
 
 @pytest.mark.parametrize("name", SINKS)

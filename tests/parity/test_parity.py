@@ -31,13 +31,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from paths import ROOT
 
 import dualtrain as dt
 from dualtrain.protocol import Capability
 
 pytestmark = [pytest.mark.torch, pytest.mark.mindspore]
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "optimizers.md"
+DOCUMENT = ROOT / "docs" / "optimizers.md"
 WARMUP = 10  # updates
 START_FACTOR = 0.1
 

@@ -1,4 +1,4 @@
-"""The networks that tests/test_parity.py trains on both engines, for MindSpore.
+"""The networks that tests/parity/test_parity.py trains on both engines, for MindSpore.
 
 ``parity_networks_torch.py`` has the same names, and networks that are the same line by line.
 A LayerNorm's ``gamma`` and ``beta`` go by PyTorch's names here, ``weight`` and ``bias``.

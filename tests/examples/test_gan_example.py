@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from paths import EXAMPLES
 
 import dualtrain as dt
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "gan_manual.py"
+EXAMPLE = EXAMPLES / "gan_manual.py"
 EPOCHS = 4
 STEPS = EPOCHS * 30  # 1500 digits in batches of 50
 

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 
 from dualtrain.records import Record
 
-README = Path(__file__).parent.parent / "README.md"
+README = ROOT / "README.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 PROGRAMS = [block for block in BLOCKS if "StopWhenGood()," in block]
 CALLBACKS = [block for block in BLOCKS if block.startswith("class ")]

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engines import At, Seen, Stream, columns, ones
+from paths import SUPPORT
 
 import dualtrain as dt
 from dualtrain.callbacks import SmartTrainer, StepLogger, TransformerMonitor
@@ -198,7 +199,7 @@ def test_live_tensors_do_not_grow(torch_engine):
 
 RANKS = """
 import sys
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {support!r})
 import torch
 import torch.distributed as dist
 from engines import ENGINES
@@ -227,7 +228,7 @@ dist.destroy_process_group()
 @pytest.mark.torch
 def test_two_processes_sample_together(tmp_path):
     script = tmp_path / "train.py"
-    script.write_text(RANKS.format(tests=str(Path(__file__).parent)), encoding="utf-8")
+    script.write_text(RANKS.format(support=str(SUPPORT)), encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     result = subprocess.run(
         [*command, str(script)],

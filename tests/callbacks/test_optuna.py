@@ -23,6 +23,7 @@ import third_backend
 from engines import ENGINES, At, Recorder, ones
 from optuna.pruners import BasePruner, MedianPruner, NopPruner
 from optuna.trial import TrialState
+from paths import SUPPORT
 from test_parity import batches as parity_batches
 from test_parity import initial_weights
 
@@ -629,7 +630,7 @@ def test_both_engines_prune_the_same_trials(optimizer: str, sampler: Any) -> Non
 
 RANKS = """
 import sys
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {support!r})
 import optuna, torch
 import torch.distributed as dist
 from engines import ENGINES, ones
@@ -657,7 +658,7 @@ dist.destroy_process_group()
 @pytest.mark.torch
 def test_rank_0_reports_and_all_ranks_are_pruned() -> None:
     script = Path("train.py")
-    script.write_text(RANKS.format(tests=str(Path(__file__).parent)), encoding="utf-8")
+    script.write_text(RANKS.format(support=str(SUPPORT)), encoding="utf-8")
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     result = subprocess.run([sys.executable, *command], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

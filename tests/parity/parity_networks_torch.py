@@ -1,4 +1,4 @@
-"""The networks that tests/test_parity.py trains on both engines, for PyTorch.
+"""The networks that tests/parity/test_parity.py trains on both engines, for PyTorch.
 
 ``parity_networks_mindspore.py`` has the same names, and networks that are the same line by line.
 Parameters are named alike, so that weights map one to one.
