@@ -23,9 +23,9 @@ import third_backend
 from engines import ENGINES, At, Recorder, ones
 from optuna.pruners import BasePruner, MedianPruner, NopPruner
 from optuna.trial import TrialState
+from parity_data import batches as parity_batches
+from parity_data import initial_weights
 from paths import SUPPORT
-from test_parity import batches as parity_batches
-from test_parity import initial_weights
 
 import dualtrain as dt
 from dualtrain.backends import find_backend

@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engines import Recorder, batches, ones
+from log_files import column, open_descriptors, rows_of
+from ranks import Rank
 
 import dualtrain as dt
 from dualtrain.callbacks import StepLogger
@@ -24,21 +26,6 @@ from dualtrain.records import Record
 
 LOG = Path("train_log.jsonl")
 OWN_KEYS = ["step", "epoch", "global_step", "loss", "lr", "elapsed_sec", "timestamp"]
-
-
-def rows_of(path=LOG):
-    """Return the rows of a log, which has to be whole lines of strict JSON."""
-
-    def refuse(constant):
-        raise AssertionError(f"{constant} is no JSON")
-
-    text = Path(path).read_text(encoding="utf-8")
-    assert text == "" or text.endswith("\n")
-    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
-
-
-def column(name, path=LOG):
-    return [row[name] for row in rows_of(path)]
 
 
 def run(engine, *callbacks, epochs=1, data=None, valid=None, lr=0.25, w=1.0, **options):
@@ -713,19 +700,6 @@ class FailingCleanUp(Leaving):
         raise OSError("the clean-up failed as well")
 
 
-def open_descriptors(path):
-    """Return this process's descriptors that are open on a file."""
-    found = []
-    for descriptor in Path("/proc/self/fd").iterdir():
-        try:
-            target = descriptor.stat()
-        except FileNotFoundError:  # the listing's own
-            continue
-        if os.path.samestat(target, os.stat(path)):
-            found.append(descriptor.name)
-    return found
-
-
 def failing_run(engine, *callbacks):
     """Run until a callback fails; return the error, as the caller gets it."""
     network = engine.weight()
@@ -1087,25 +1061,6 @@ def test_the_documented_defaults():
 
 
 # Ranks.
-
-
-class Rank:
-    """The part of a backend that says which rank this is."""
-
-    def __init__(self, rank):
-        self._rank = rank
-
-    def __str__(self):
-        return "ranked"
-
-    def rank(self):
-        return self._rank
-
-    def world_size(self):
-        return 2
-
-    def version(self):
-        return "1"
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ import random
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import At, Seen, Stream, columns, ones
+from engines import At, Seen, Stream, columns, ones, sequences
+from log_files import rows_of
 from paths import SUPPORT
 
 import dualtrain as dt
@@ -25,22 +25,6 @@ from dualtrain.logs import read_log
 from dualtrain.testing import FakeLoop
 
 NONE_FOUND = "found no attention"
-
-
-def sequences(count, size=6, tokens=4):
-    """Return batches of sequences of eight numbers, with a number to predict for each."""
-    numbers = np.random.default_rng(1)
-    return [
-        (
-            numbers.normal(size=(size, tokens, 8)).astype(np.float32),
-            numbers.normal(size=size).astype(np.float32),
-        )
-        for _ in range(count)
-    ]
-
-
-def rows_of(file):
-    return [json.loads(line) for line in Path(file).read_text().splitlines()]
 
 
 def close(value, rel=1e-5):
@@ -202,8 +186,7 @@ import sys
 sys.path.insert(0, {support!r})
 import torch
 import torch.distributed as dist
-from engines import ENGINES
-from test_transformer_monitor import sequences
+from engines import ENGINES, sequences
 from dualtrain.callbacks import TransformerMonitor
 import dualtrain as dt
 

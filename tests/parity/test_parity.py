@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from parity_data import batches, initial_weights
 from paths import ROOT
 
 import dualtrain as dt
@@ -126,34 +127,6 @@ class Trace:
             self.rates.append(np.max(run_context.lr))  # of two groups with one rate
         else:
             assert run_context.grad_norm is None
-
-
-def initial_weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Return float32 weights; biases and LayerNorms are not left at 0 and 1."""
-    generator = np.random.default_rng(1)
-    weights = {}
-    for name in sorted(shapes):
-        shape = shapes[name]
-        if len(shape) == 2:
-            values = generator.uniform(-1, 1, shape) * shape[1] ** -0.5
-        else:
-            is_scale = name.endswith("weight")
-            values = is_scale + generator.normal(0, 0.02, shape)
-        weights[name] = values.astype(np.float32)
-    return weights
-
-
-def batches(network: str, count: int, label_dtype: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return batches of 32 random samples that a linear map sorts into 10 classes."""
-    generator = np.random.default_rng(2)
-    shape = {"mlp": (16,), "transformer": (8, 8)}[network]
-    teacher = generator.normal(size=(shape[-1], 10))
-    result = []
-    for _ in range(count):
-        inputs = generator.normal(size=(32, *shape)).astype(np.float32)
-        features = inputs if inputs.ndim == 2 else inputs.mean(1)
-        result.append((inputs, (features @ teacher).argmax(1).astype(label_dtype)))
-    return result
 
 
 def rates(case: Case, updates: int) -> tuple[float | list[float], list[float]]:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from log_files import open_descriptors
+from ranks import Rank
 from test_sinks import room_for, steps
-from test_step_logger import Rank, open_descriptors
 
 import dualtrain as dt
 from dualtrain.errors import LogInUseError

@@ -30,6 +30,18 @@ def columns(*pairs: tuple[float, float]) -> list[tuple[Any, Any]]:
     return [(np.array([pair], np.float32), np.zeros(1, np.float32)) for pair in pairs]
 
 
+def sequences(count: int, size: int = 6, tokens: int = 4) -> list[tuple[Any, Any]]:
+    """Return batches of sequences of eight numbers, with a number to predict for each."""
+    numbers = np.random.default_rng(1)
+    return [
+        (
+            numbers.normal(size=(size, tokens, 8)).astype(np.float32),
+            numbers.normal(size=size).astype(np.float32),
+        )
+        for _ in range(count)
+    ]
+
+
 class Stream:
     """Batches without a length, that can be gone through again."""
 
