@@ -5,7 +5,9 @@ import warnings
 
 import numpy as np
 import pytest
+from closeness import close
 from engines import ENGINES, At, Seen, Stream, batches, ones
+from models import make
 
 import dualtrain as dt
 from dualtrain.backends import find_backend
@@ -15,21 +17,9 @@ from dualtrain.logs import read_log
 from dualtrain.protocol import Capability
 
 
-def make(engine, accumulate_steps, *, rate=0.1, network=None):
-    network = network or engine.weight()
-    model = dt.Model(
-        network, engine.loss_fn(), engine.sgd(network, rate), accumulate_steps=accumulate_steps
-    )
-    return network, model
-
-
 def rising(count):
     """Batches whose gradients are 1, 2, 3, ..."""
     return batches(*[(float(i), 0.0) for i in range(1, count + 1)])
-
-
-def close(values):
-    return pytest.approx(values, rel=1e-6, abs=1e-6)
 
 
 # How many updates, and how large.
@@ -49,7 +39,7 @@ UPDATES = {
 def test_updates_per_epoch(engine, count, factor):
     """Two epochs, each of which ends with an update over whatever its last window has."""
     means = UPDATES[count, factor]
-    network, model = make(engine, factor)
+    network, model = make(engine, accumulate_steps=factor)
     for data in (rising(count), Stream(rising(count))):
         weight = engine.value(network)
         seen = Seen(lambda c: (c.step, c.is_update_step, c.global_step, engine.value(network)))
@@ -70,7 +60,7 @@ def test_updates_per_epoch(engine, count, factor):
 
 def test_a_short_window_is_the_mean_of_what_it_has(engine):
     """Gradients 1 2 3 4 | 10 20: 1 - .1 * 2.5 - .1 * 15; a fixed divisor of 4 would give 0."""
-    network, model = make(engine, 4)
+    network, model = make(engine, accumulate_steps=4)
     ends = Seen(lambda c: c.global_step, "on_train_end")
     data = batches(*[(x, 0) for x in (1, 2, 3, 4, 10, 20)])
     model.train(1, data, ends)
@@ -82,9 +72,9 @@ def test_a_short_window_is_the_mean_of_what_it_has(engine):
 
 def test_four_batches_of_one_are_one_batch_of_four(engine):
     xs = (1.0, 2.0, 3.0, 6.0)
-    small, model = make(engine, 4)
+    small, model = make(engine, accumulate_steps=4)
     model.train(3, batches(*[(x, 0.0) for x in xs]))
-    large, model = make(engine, 1)
+    large, model = make(engine, accumulate_steps=1)
     model.train(3, [(np.array(xs, np.float32), np.zeros(4, np.float32))])
     assert engine.value(small) == close(0.1)
     assert engine.value(large) == close(0.1)
@@ -126,7 +116,7 @@ def test_small_batches_train_a_layer_as_large_ones_do(engine):
 
 def test_losses_are_those_of_the_batches(engine):
     """A loss of 2 is shown and logged as 2, by every one of 8 batches."""
-    _, model = make(engine, 4)
+    _, model = make(engine, accumulate_steps=4)
     seen = Seen(lambda c: (c.loss, float(c.outputs)))
     model.train(1, batches(*[(0.0, 2.0)] * 8), [seen, StepLogger("log.jsonl", 1)])
     assert seen.values == [(2.0, 2.0)] * 8
@@ -134,7 +124,7 @@ def test_losses_are_those_of_the_batches(engine):
 
 
 def test_a_row_counts_batches_and_updates(engine):
-    _, model = make(engine, 4)
+    _, model = make(engine, accumulate_steps=4)
     model.train(2, ones(6), StepLogger("log.jsonl", 3))
     rows = read_log("log.jsonl").records
     assert [(row.step, row.values["global_step"], row.epoch) for row in rows] == [
@@ -159,7 +149,7 @@ def test_a_schedule_moves_with_the_updates(engine):
 
 
 def test_batches_per_update_can_be_read(engine):
-    network, model = make(engine, 3)
+    network, model = make(engine, accumulate_steps=3)
     seen = Seen(lambda c: c.accumulate_steps)
     model.train(1, ones(2), seen)
     assert seen.values == [3, 3]
@@ -177,7 +167,7 @@ def dropped(caplog):
 
 def test_a_stop_inside_a_window_drops_it_and_says_so(engine, caplog):
     """Gradients 1 2 3 | 4 5, stopped there: the second window moves nothing, in this run or the next."""
-    network, model = make(engine, 3)
+    network, model = make(engine, accumulate_steps=3)
     ends = Seen(lambda c: (c.step, c.global_step), "on_train_end")
     with caplog.at_level(logging.WARNING, logger="dualtrain"):
         model.train(1, rising(9), [At("on_train_step_end", lambda c: c.request_stop(), 5), ends])
@@ -195,7 +185,7 @@ def test_a_stop_inside_a_window_drops_it_and_says_so(engine, caplog):
 
 
 def test_a_stop_at_a_windows_end_drops_nothing(engine, caplog):
-    network, model = make(engine, 3)
+    network, model = make(engine, accumulate_steps=3)
     with caplog.at_level(logging.WARNING, logger="dualtrain"):
         model.train(2, rising(4), At("on_train_step_end", lambda c: c.request_stop(), 3))
     assert engine.value(network) == close(0.8)
@@ -206,7 +196,7 @@ def test_a_run_after_one_that_failed_inside_a_window_starts_clean(engine):
     def fail(run_context):
         raise ZeroDivisionError
 
-    network, model = make(engine, 3)
+    network, model = make(engine, accumulate_steps=3)
     with pytest.raises(ZeroDivisionError):
         model.train(1, rising(6), At("on_train_step_end", fail, 2))
     assert engine.value(network) == 1.0
@@ -232,7 +222,7 @@ class Lying:
 
 def test_a_length_that_is_not_true_changes_no_window(engine):
     """Gradients 1 2 3 4 | 5 6, whatever len() says: twice 1 - .1 * 2.5 - .1 * 5.5."""
-    network, model = make(engine, 4)
+    network, model = make(engine, accumulate_steps=4)
     for length in (3, 5, 50):
         before = engine.value(network)
         seen = Seen(lambda c: c.is_update_step)
@@ -248,7 +238,7 @@ def test_a_dataset_of_mindspores_own_has_its_short_window_too(mode):
     from mindspore.dataset import NumpySlicesDataset
 
     engine = ENGINES[f"mindspore-{mode}"]()
-    network, model = make(engine, 4)
+    network, model = make(engine, accumulate_steps=4)
     columns = (np.arange(1, 7, dtype=np.float32).reshape(-1, 1), np.zeros((6, 1), np.float32))
     seen = Seen(lambda c: (c.is_update_step, c.global_step))
     model.train(2, NumpySlicesDataset(columns, shuffle=False).batch(1), seen)
@@ -285,7 +275,7 @@ def test_gradients_are_reduced_once_an_update(torch_engine, process_group, data)
 
     network = torch.nn.parallel.DistributedDataParallel(torch_engine.weight())
     network.register_comm_hook(None, hook)
-    _, model = make(torch_engine, 4, network=network)
+    _, model = make(torch_engine, accumulate_steps=4, network=network)
     seen = Seen(lambda c: len(reduced))
     model.train(2, data(rising(6)), seen)
     assert seen.values == [0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 4]
@@ -303,7 +293,7 @@ def updates_per_epoch(model, epochs, data, *callbacks, **options):
 
 def test_the_scheduler_counts_epochs_from_0(engine):
     """Each epoch's 8 gradients of 1 take .1 times its number of updates."""
-    network, model = make(engine, 1)
+    network, model = make(engine, accumulate_steps=1)
     scheduler = GradientAccumulationScheduler({0: 8, 4: 4, 8: 1})
     for data in (ones(8), Stream(ones(8))):
         assert updates_per_epoch(model, 10, data, scheduler) == [1, 1, 1, 1, 2, 2, 2, 2, 8, 8]
@@ -311,7 +301,7 @@ def test_the_scheduler_counts_epochs_from_0(engine):
 
 
 def test_the_schedulers_first_epochs_have_one_batch_an_update_without_a_key_0(engine):
-    network, model = make(engine, 1)
+    network, model = make(engine, accumulate_steps=1)
     scheduler = GradientAccumulationScheduler({2: 3})
     assert updates_per_epoch(model, 4, ones(6), scheduler) == [6, 6, 2, 2]
     assert engine.value(network) == close(1 - 1.6)
@@ -319,7 +309,7 @@ def test_the_schedulers_first_epochs_have_one_batch_an_update_without_a_key_0(en
 
 
 def test_the_schedulers_epochs_are_absolute(engine):
-    _, model = make(engine, 1)
+    _, model = make(engine, accumulate_steps=1)
     scheduler = GradientAccumulationScheduler({0: 8, 2: 4})
     assert updates_per_epoch(model, 4, ones(8), scheduler, initial_epoch=1) == [1, 2, 2]
 
@@ -327,7 +317,7 @@ def test_the_schedulers_epochs_are_absolute(engine):
 def test_the_schedulers_mapping_is_the_callers(engine):
     given = {2: 4, 0: 2}
     scheduler = GradientAccumulationScheduler(given)
-    _, model = make(engine, 1)
+    _, model = make(engine, accumulate_steps=1)
     assert updates_per_epoch(model, 3, ones(4), scheduler) == [2, 2, 1]
     assert list(given.items()) == [(2, 4), (0, 2)]
     given[0] = 4
@@ -363,7 +353,7 @@ def test_a_schedule_that_makes_no_sense_is_refused_when_it_is_given(scheduling, 
 
 
 def test_the_scheduler_and_a_fixed_number_are_refused_together(engine):
-    network, model = make(engine, 2)
+    network, model = make(engine, accumulate_steps=2)
     scheduler = GradientAccumulationScheduler({0: 4})
     with pytest.raises(ArgumentValueError, match="accumulate_steps=2") as error:
         model.train(1, ones(4), scheduler)
@@ -399,14 +389,14 @@ class Setting:
 
 
 def test_a_callback_of_the_users_own_sets_the_number(engine):
-    network, model = make(engine, 2)
+    network, model = make(engine, accumulate_steps=2)
     assert updates_per_epoch(model, 2, ones(6), Setting(3)) == [2, 2]
     assert engine.value(network) == close(0.6)
     assert updates_per_epoch(model, 1, ones(6)) == [3]  # the Model's own number is in force again
 
 
 def test_a_number_set_between_windows_holds_from_the_next_one_on(engine):
-    network, model = make(engine, 1)
+    network, model = make(engine, accumulate_steps=1)
     seen = Seen(lambda c: c.is_update_step)
     model.train(1, ones(7), [Setting(2, "on_train_step_end", step=2), seen])
     assert seen.values == [True, True, False, True, False, True, True]
@@ -415,7 +405,7 @@ def test_a_number_set_between_windows_holds_from_the_next_one_on(engine):
 
 @pytest.mark.parametrize("event", ["on_train_step_begin", "on_train_step_end"])
 def test_the_number_cannot_change_inside_a_window(engine, event):
-    network, model = make(engine, 3)
+    network, model = make(engine, accumulate_steps=3)
     with pytest.raises(RunStateError, match="inside a window") as error:
         model.train(1, ones(6), Setting(2, event, step=2))
     assert "on_train_epoch_begin" in str(error.value)
@@ -427,8 +417,8 @@ def test_the_number_cannot_change_inside_a_window(engine, event):
 )
 def test_a_number_that_is_none_is_refused(engine, value, kind):
     with pytest.raises(kind, match="accumulate_steps"):
-        make(engine, value)
-    network, model = make(engine, 1)
+        make(engine, accumulate_steps=value)
+    network, model = make(engine, accumulate_steps=1)
     with pytest.raises(kind, match="accumulate_steps"):
         model.train(1, ones(1), Setting(value))
     assert engine.value(network) == 1.0
@@ -453,14 +443,14 @@ def test_a_batch_norm_sees_each_batch_of_a_window_by_itself(engine):
     """Means 11 and 21, variances 2: .9 m + .1 batch, twice; one batch of 4 would give a mean of 1.6."""
     network = engine.normed()
     seen = Seen(lambda c: engine.statistics(network))
-    _, model = make(engine, 2, network=network)
+    _, model = make(engine, accumulate_steps=2, network=network)
     model.train(1, sample_pairs((10, 12), (20, 22)), seen)
     assert seen.values == [(close(1.1), close(1.1)), (close(3.09), close(1.19))]
 
 
 def test_a_warning_names_the_batch_norms_of_longer_windows(engine):
     def given_to_model():
-        _, model = make(engine, 2, network=engine.normed())
+        _, model = make(engine, accumulate_steps=2, network=engine.normed())
         model.train(1, sample_pairs((10, 12), (20, 22)))
 
     [message] = warnings_of(given_to_model)
@@ -470,7 +460,7 @@ def test_a_warning_names_the_batch_norms_of_longer_windows(engine):
 
 
 def test_the_warning_comes_when_the_scheduler_makes_windows_longer(engine):
-    _, model = make(engine, 1, network=engine.normed())
+    _, model = make(engine, accumulate_steps=1, network=engine.normed())
     data = sample_pairs((10, 12), (20, 22))
     scheduler = GradientAccumulationScheduler({1: 2})
     messages = warnings_of(lambda: model.train(2, data, scheduler))
@@ -481,15 +471,15 @@ def test_the_warning_comes_when_the_scheduler_makes_windows_longer(engine):
 
 def test_no_warning_without_windows_or_without_batch_norm(engine):
     data = sample_pairs((10, 12))
-    _, model = make(engine, 1, network=engine.normed())
+    _, model = make(engine, accumulate_steps=1, network=engine.normed())
     assert warnings_of(lambda: model.train(1, data)) == []
-    _, model = make(engine, 2)
+    _, model = make(engine, accumulate_steps=2)
     assert warnings_of(lambda: model.train(1, data)) == []
 
 
 def test_dropout_draws_anew_for_each_batch_of_a_window(engine):
     """At w = 1 a batch's gradient is its loss, so an update is .1 times the mean of its losses."""
-    network, model = make(engine, 3, network=engine.dropped())
+    network, model = make(engine, accumulate_steps=3, network=engine.dropped())
     losses = Seen(lambda c: (c.loss, engine.value(network)))
     batch = (np.arange(1, 65, dtype=np.float32), np.zeros(64, np.float32))
     model.train(1, [batch] * 3, losses)
@@ -499,7 +489,7 @@ def test_dropout_draws_anew_for_each_batch_of_a_window(engine):
 
 
 def test_dropout_is_back_after_an_evaluation(engine):
-    network, model = make(engine, 2, network=engine.dropped())
+    network, model = make(engine, accumulate_steps=2, network=engine.dropped())
     losses = Seen(lambda c: c.loss / before[-1])
     before = []
     note = At("on_train_step_begin", lambda c: before.append(engine.value(network)))

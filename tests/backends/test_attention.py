@@ -8,6 +8,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from closeness import close
 from engines import At
 
 import dualtrain as dt
@@ -60,10 +61,6 @@ def agree(layer, scores):
         np.testing.assert_allclose(layer.per_key[head], per_key, atol=1e-6)
     if queries != keys:
         assert layer.distance is None
-
-
-def close(value):
-    return pytest.approx(value, rel=1e-6, abs=1e-6)
 
 
 def same(one, other, rel=1e-6):

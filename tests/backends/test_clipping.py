@@ -7,7 +7,9 @@ import math
 
 import numpy as np
 import pytest
+from closeness import close
 from engines import ENGINES, At, Seen, Stream, columns
+from models import make
 
 import dualtrain as dt
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
@@ -16,22 +18,12 @@ from dualtrain.protocol import Capability
 NORM = {Capability.GRAD_NORM}
 
 
-def make(engine, clip_norm=None, *, rate=0.1, **options):
-    network = engine.plane()
-    optimizer = engine.sgd(network, rate)
-    return network, dt.Model(network, engine.loss_fn(), optimizer, clip_norm=clip_norm, **options)
-
-
-def close(values):
-    return pytest.approx(values, rel=2e-6, abs=1e-7)
-
-
 def norms(**options):
     return Seen(lambda c: (c.grad_norm, c.grad_norm_clipped), needs=NORM, **options)
 
 
 def test_the_norm_is_over_all_weights(engine):
-    network, model = make(engine)
+    network, model = make(engine, engine.plane())
     seen = norms()
     model.train(1, columns((3, 4), (0, 0), (-5, 12)), seen)
     assert seen.values == [(close(5), close(5)), (0, 0), (close(13), close(13))]
@@ -41,7 +33,7 @@ def test_the_norm_is_over_all_weights(engine):
 
 def test_a_larger_norm_is_clipped_and_a_smaller_one_is_left(engine):
     """Norms 5, 1 and 10 under a limit of 2.5: the first moves by half of 3 and 4, the last by a quarter."""
-    network, model = make(engine, 2.5, rate=1.0)
+    network, model = make(engine, engine.plane(), clip_norm=2.5, rate=1.0)
     seen = norms()
     pairs = Seen(lambda c: engine.pair(network))
     model.train(1, columns((3, 4), (0.6, 0.8), (-6, 8)), [seen, pairs])
@@ -54,7 +46,7 @@ def test_a_larger_norm_is_clipped_and_a_smaller_one_is_left(engine):
 
 
 def test_a_norm_of_zero_is_no_division_by_it(engine):
-    network, model = make(engine, 1.0)
+    network, model = make(engine, engine.plane(), clip_norm=1.0)
     seen = norms()
     model.train(1, columns((0, 0)), seen)
     assert seen.values == [(0, 0)]
@@ -63,7 +55,7 @@ def test_a_norm_of_zero_is_no_division_by_it(engine):
 
 def test_the_norm_of_a_window_is_that_of_its_mean(engine):
     """Two batches whose mean is (3, 4), each with another norm; then a short window of (6, 8) alone."""
-    network, model = make(engine, 2.5, rate=1.0, accumulate_steps=2)
+    network, model = make(engine, engine.plane(), clip_norm=2.5, rate=1.0, accumulate_steps=2)
     given = columns((6, 0), (0, 8), (6, 8))
     for data in (given, Stream(given)):
         a, b = engine.pair(network)
@@ -75,7 +67,7 @@ def test_the_norm_of_a_window_is_that_of_its_mean(engine):
 
 
 def test_the_norm_of_a_window_without_clipping(engine):
-    _, model = make(engine, accumulate_steps=3)
+    _, model = make(engine, engine.plane(), accumulate_steps=3)
     seen = norms()
     model.train(2, columns((9, 0), (0, 12), (0, 0), (-3, 4)), seen)
     window = [(None, None), (None, None), (close(5), close(5)), (close(5), close(5))]
@@ -102,7 +94,7 @@ def test_the_norm_is_that_of_the_optimizers_weights(engine):
 @pytest.mark.parametrize("clip_norm", [0, -1.0, math.nan, math.inf, "1", True, [1.0]], ids=repr)
 def test_a_limit_that_makes_no_sense_is_refused(engine, clip_norm):
     with pytest.raises((ArgumentTypeError, ArgumentValueError), match="clip_norm"):
-        make(engine, clip_norm)
+        make(engine, engine.plane(), clip_norm=clip_norm)
 
 
 # PyTorch: computed when read.
@@ -124,13 +116,13 @@ def computed(monkeypatch):
 
 
 def test_the_norm_is_not_computed_where_nobody_reads_it(torch_engine, computed):
-    _, model = make(torch_engine)
+    _, model = make(torch_engine, torch_engine.plane())
     model.train(1, columns(*[(3, 4)] * 3), Seen(lambda c: (c.loss, c.lr, c.global_step)))
     assert computed == []
 
 
 def test_the_norm_is_computed_once_where_it_is_read_often(torch_engine, computed):
-    _, model = make(torch_engine)
+    _, model = make(torch_engine, torch_engine.plane())
     seen = []
 
     def read(run_context):
@@ -143,13 +135,13 @@ def test_the_norm_is_computed_once_where_it_is_read_often(torch_engine, computed
 
 
 def test_clipping_computes_the_norm_once_an_update(torch_engine, computed):
-    _, model = make(torch_engine, 1.0, accumulate_steps=2)
+    _, model = make(torch_engine, torch_engine.plane(), clip_norm=1.0, accumulate_steps=2)
     model.train(1, columns(*[(3, 4)] * 5), norms())
     assert computed == [2, 2, 2]
 
 
 def test_a_norm_that_is_read_late_is_still_that_of_the_last_update(torch_engine):
-    _, model = make(torch_engine)
+    _, model = make(torch_engine, torch_engine.plane())
     seen = [Seen(lambda c: c.grad_norm, event) for event in ("on_train_epoch_end", "on_train_end")]
     model.train(1, columns((1, 0), (3, 4)), seen)
     assert [reader.values for reader in seen] == [[5.0], [5.0]]
@@ -210,7 +202,7 @@ def test_an_update_without_any_gradient_has_a_norm_of_zero(torch_engine, data):
 
 
 def test_reading_a_norm_that_nobody_asked_for_says_what_to_do(mindspore_engine):
-    network, model = make(mindspore_engine)
+    network, model = make(mindspore_engine, mindspore_engine.plane())
     errors = []
 
     def read(run_context):
@@ -230,7 +222,7 @@ def test_reading_a_norm_that_nobody_asked_for_says_what_to_do(mindspore_engine):
 
 
 def test_a_norm_can_be_read_where_another_callback_asked_for_it(mindspore_engine):
-    _, model = make(mindspore_engine)
+    _, model = make(mindspore_engine, mindspore_engine.plane())
     reader = Seen(lambda c: c.grad_norm)
     model.train(1, columns((3, 4)), [reader, norms()])
     assert reader.values == [close(5)]
@@ -239,14 +231,14 @@ def test_a_norm_can_be_read_where_another_callback_asked_for_it(mindspore_engine
 
 
 def test_a_norm_can_be_read_where_gradients_are_clipped(mindspore_engine):
-    _, model = make(mindspore_engine, 2.5)
+    _, model = make(mindspore_engine, mindspore_engine.plane(), clip_norm=2.5)
     reader = Seen(lambda c: (c.grad_norm, c.grad_norm_clipped))
     model.train(1, columns((3, 4)), reader)
     assert reader.values == [(close(5), close(2.5))]
 
 
 def test_a_norm_adds_nothing_to_the_outputs(engine):
-    _, model = make(engine, 2.5)
+    _, model = make(engine, engine.plane(), clip_norm=2.5)
     seen = Seen(lambda c: (c.loss, np.shape(c.outputs.asnumpy())), needs=NORM)
     model.train(1, columns((3, 4)), seen)
     assert seen.values == [(7.0, ())]
@@ -333,7 +325,7 @@ def test_pytorchs_own_optimizers_leave_gradients_alone(torch_engine, name, forea
 
 def test_a_norm_that_nobody_reads_is_not_taken(torch_engine, computed):
     """Although a callback needs norms: it reads every third."""
-    _, model = make(torch_engine)
+    _, model = make(torch_engine, torch_engine.plane())
     seen = []
     third = At("on_train_step_end", lambda c: c.step % 3 or seen.append(c.grad_norm))
     third.needs = NORM

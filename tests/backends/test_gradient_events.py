@@ -4,7 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from closeness import close
 from engines import At, Seen, batches, columns, ones
+from models import make
 
 import dualtrain as dt
 from dualtrain.errors import CapabilityError
@@ -32,15 +34,6 @@ class Inside:
 
     def at(self, name):
         return [call[1:] for call in self.calls if call[0] == name]
-
-
-def make(engine, network=None, rate=0.1, **options):
-    network = network or engine.weight()
-    return network, dt.Model(network, engine.loss_fn(), engine.sgd(network, rate), **options)
-
-
-def close(values):
-    return pytest.approx(values, rel=1e-5, abs=1e-6)
 
 
 UPDATE = ["begin", "after_backward", "gradients_ready", "before", "after", "end"]

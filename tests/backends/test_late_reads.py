@@ -6,14 +6,13 @@ those that are read at once.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from engines import At, ones
+from log_files import rows_of
 
 import dualtrain as dt
 from dualtrain import testing
@@ -73,8 +72,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 def rows(path: str) -> list[dict[str, Any]]:
     """Return the rows without what differs from run to run."""
-    found = [json.loads(line) for line in Path(path).read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in ("timestamp", "elapsed_sec")} for row in found]
+    return [
+        {k: v for k, v in row.items() if k not in ("timestamp", "elapsed_sec")} for row in rows_of(path)
+    ]
 
 
 @pytest.mark.parametrize("interval", [1, 2, 3])

@@ -7,6 +7,7 @@ steps are known by hand.
 import math
 
 import pytest
+from closeness import close
 from engines import ENGINES, At, Seen, batches, ones
 
 import dualtrain as dt
@@ -19,10 +20,6 @@ from dualtrain.protocol import Capability
 @pytest.fixture(params=[pytest.param("torch", marks=pytest.mark.torch)])
 def engine(request):
     return ENGINES[request.param]()
-
-
-def close(values):
-    return pytest.approx(values, rel=1e-6, abs=1e-6)
 
 
 def manual(network, optimizer, train_step, **options):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engines import ENGINES, ones
+from models import make
 
 import dualtrain as dt
 
@@ -17,11 +18,6 @@ pytestmark = pytest.mark.mindspore
 @pytest.fixture(params=["mindspore-pynative", "mindspore-graph"])
 def engine(request: pytest.FixtureRequest) -> Any:
     return ENGINES[request.param]()
-
-
-def make(engine: Any, w: float = 1.0, metrics: Any = None, **options: Any) -> tuple[Any, Any]:
-    network = engine.weight(w)
-    return network, dt.Model(network, engine.loss_fn(), engine.sgd(network), metrics, **options)
 
 
 def test_it_is_mindsporses_model(engine: Any) -> None:
@@ -140,7 +136,7 @@ def test_native_callbacks_see_the_mean_evaluation_loss(engine: Any) -> None:
     look = mindspore.train.LambdaCallback(
         on_train_epoch_end=lambda c: seen.append(c.original_args().eval_results["eval_loss"])
     )
-    _, model = make(engine, w=0.0, metrics={"mae"})
+    _, model = make(engine, engine.weight(0.0), metrics={"mae"})
     valid = [(np.zeros(1, np.float32), np.array([v], np.float32)) for v in (2.83, -0.31)]
     model.fit(1, [(np.zeros(1, np.float32),) * 2], valid, callbacks=[look])
     assert seen == [pytest.approx(1.26)]
@@ -187,7 +183,7 @@ def test_a_second_thread_is_refused_and_a_nested_evaluation_is_not(engine: Any) 
 
 
 def test_predict_takes_numpy(engine: Any) -> None:
-    _, model = make(engine, w=3.0)
+    _, model = make(engine, engine.weight(3.0))
     assert float(model.predict(np.array([2.0], np.float32)).asnumpy()[0]) == 6.0
 
 

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from log_files import column
 from paths import SUPPORT
 
 pytestmark = pytest.mark.mindspore
@@ -231,10 +232,6 @@ def test_each_rank_knows_the_reason_as_far_as_it_can(told, name, reasons):
     assert [of_rank[name]["reason"] for of_rank in told] == reasons
 
 
-def column(path, name):
-    return [json.loads(line)[name] for line in path.read_text().splitlines()]
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_one_log_is_written_or_one_for_each_rank(trained, name):
     logs = {path.name for path in trained.glob(f"{name}.*.jsonl")}
@@ -242,10 +239,10 @@ def test_one_log_is_written_or_one_for_each_rank(trained, name):
     steps = list(range(1, RUNS[name][1] + 1))
     losses = [1.0 - 0.5 * (step - 1) for step in steps]  # of rank 0, whose input is 1
     for log in (f"{name}.main.jsonl", f"{name}.all.jsonl"):
-        assert column(trained / log, "step") == steps
-        assert column(trained / log, "loss") == losses
-    assert column(trained / f"{name}.all.rank1.jsonl", "step") == steps
-    assert column(trained / f"{name}.all.rank1.jsonl", "loss") == [3 * loss for loss in losses]
+        assert column("step", trained / log) == steps
+        assert column("loss", trained / log) == losses
+    assert column("step", trained / f"{name}.all.rank1.jsonl") == steps
+    assert column("loss", trained / f"{name}.all.rank1.jsonl") == [3 * loss for loss in losses]
     for log, rank in ((f"{name}.main.jsonl", 0), (f"{name}.all.rank1.jsonl", 1)):
         meta = json.loads((trained / f"{log}.meta.json").read_text())
         assert (meta["rank"], meta["world_size"]) == (rank, 2)

@@ -4,7 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from closeness import close
 from engines import At, Seen, batches, columns, ones
+from models import make
 
 import dualtrain as dt
 from dualtrain.backends import find_backend
@@ -14,15 +16,6 @@ from dualtrain.protocol import Capability
 INF = math.inf
 OVERFLOW = batches((1, 0), (INF, 0), (1, 0), (1, 0))
 """Gradients 1, infinity, 1, 1."""
-
-
-def close(values):
-    return pytest.approx(values, rel=1e-6, abs=1e-6)
-
-
-def make(engine, network=None, **options):
-    network = network or engine.weight()
-    return network, dt.Model(network, engine.loss_fn(), engine.sgd(network, 0.1), amp="fp16", **options)
 
 
 def scale_of(model):
@@ -60,7 +53,7 @@ def test_an_overflow_skips_one_update_and_nothing_else(engine):
 
 def test_what_a_step_was_is_forgotten_when_the_next_begins(engine):
     """A step's end says that it updated, or skipped it; the next one's begin is about another batch."""
-    _, model = make(engine, clip_norm=10.0)
+    _, model = make(engine, clip_norm=10.0, amp="fp16")
     begins, ends = (
         Seen(lambda c: (c.is_update_step, c.step_skipped, c.grad_norm), event)
         for event in ("on_train_step_begin", "on_train_step_end")
@@ -72,7 +65,7 @@ def test_what_a_step_was_is_forgotten_when_the_next_begins(engine):
 
 def test_an_overflow_in_a_window_drops_its_update_and_the_next_one_is_as_ever(engine):
     """Windows of 2: (1, 3) moves by .2; (1, inf) by nothing; (2, 4) by .3; the short (inf) by nothing."""
-    network, model = make(engine, accumulate_steps=2)
+    network, model = make(engine, accumulate_steps=2, amp="fp16")
     seen = Seen(lambda c: (c.global_step, c.step_skipped, close(engine.value(network))))
     data = batches(*[(x, 0) for x in (0.5, 1.5, 0.5, INF, 1, 2, INF)])
     model.train(1, data, seen)
@@ -89,7 +82,7 @@ def test_an_overflow_in_a_window_drops_its_update_and_the_next_one_is_as_ever(en
 
 def test_norms_are_unscaled_and_clipping_follows_them(engine):
     """Gradients of norm .5, infinity and 5 under a limit of 1."""
-    network, model = make(engine, engine.plane(), clip_norm=1.0, accumulate_steps=1)
+    network, model = make(engine, engine.plane(), clip_norm=1.0, accumulate_steps=1, amp="fp16")
     norms = Seen(lambda c: (c.grad_norm, c.grad_norm_clipped))
     pairs = Seen(lambda c: engine.pair(network))
     model.train(1, columns((0.3, 0.4), (INF, 0.4), (0.75, 1), (0.6, 0.8)), [norms, pairs])
@@ -105,14 +98,14 @@ def test_norms_are_unscaled_and_clipping_follows_them(engine):
 
 
 def test_losses_do_not_show_the_scale(engine):
-    _, model = make(engine, accumulate_steps=2)
+    _, model = make(engine, accumulate_steps=2, amp="fp16")
     seen = Seen(lambda c: c.loss)
     model.train(1, batches(*[(0.0, 2.0)] * 3), seen)
     assert seen.values == [2.0] * 3
 
 
 def test_the_scale_goes_on_in_the_next_run(engine):
-    _, model = make(engine)
+    _, model = make(engine, amp="fp16")
     scale = scale_of(model)
     model.train(1, batches((INF, 0), (INF, 0)))
     assert scale_of(model) == scale / 4
@@ -122,7 +115,7 @@ def test_a_run_after_one_that_failed_at_an_overflow_is_as_ever(engine):
     def fail(run_context):
         raise ZeroDivisionError
 
-    network, model = make(engine)
+    network, model = make(engine, amp="fp16")
     with pytest.raises(ZeroDivisionError):
         model.train(1, batches((INF, 0), (1, 0)), At("on_train_step_end", fail))
     seen = Seen(lambda c: (c.step_skipped, c.global_step))
@@ -144,7 +137,7 @@ def test_a_run_after_one_that_failed_inside_a_step_is_as_ever(eager_engine, even
     def fail(run_context):
         raise ZeroDivisionError
 
-    network, model = make(eager_engine)
+    network, model = make(eager_engine, amp="fp16")
     with pytest.raises(ZeroDivisionError):
         model.train(1, ones(1), At(event, fail))
     before = eager_engine.value(network)
@@ -153,7 +146,7 @@ def test_a_run_after_one_that_failed_inside_a_step_is_as_ever(eager_engine, even
 
 
 def test_the_scale_after_an_overflow_is_known_together_with_the_skip(eager_engine):
-    _, model = make(eager_engine)
+    _, model = make(eager_engine, amp="fp16")
     scale = scale_of(model)
     seen = Seen(lambda c: (c.step_skipped, c.loss_scale, c.global_step), "on_after_optimizer_step")
     model.train(1, batches((1, 0), (INF, 0)), seen)
@@ -193,7 +186,7 @@ def test_train_step_too_may_begin_with_an_overflow_or_a_window(engine):
 
 
 def test_an_evaluation_in_between_changes_nothing(engine):
-    network, model = make(engine)
+    network, model = make(engine, amp="fp16")
     results = Seen(lambda c: c.metrics["eval_loss"], "on_eval_end")
     model.fit(2, ones(1), ones(1), callbacks=results)
     assert results.values == pytest.approx([0.9, 0.8], rel=1e-3)

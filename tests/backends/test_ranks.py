@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from paths import SUPPORT
+from processes import run_two_ranks
 
 SCRIPT = """
 import json, sys
@@ -60,23 +58,10 @@ dist.destroy_process_group()
     ("rank", "logs"), [("main", ["log.jsonl"]), ("all", ["log.jsonl", "log.rank1.jsonl"])]
 )
 def test_two_gloo_processes(rank: str, logs: list[str], tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT.format(support=str(SUPPORT), rank=rank), encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        str(script),
-    ]
-    result = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    assert result.returncode == 0, result.stderr
-    assert (tmp_path / "rank0.txt").read_text() == "(0, 2, True, 3)"
-    assert (tmp_path / "rank1.txt").read_text() == "(1, 2, False, 3)"
-    skips = [json.loads((tmp_path / f"guard{number}.json").read_text()) for number in (0, 1)]
+    folder = run_two_ranks(SCRIPT.format(support=str(SUPPORT), rank=rank), tmp_path)
+    assert (folder / "rank0.txt").read_text() == "(0, 2, True, 3)"
+    assert (folder / "rank1.txt").read_text() == "(1, 2, False, 3)"
+    skips = [json.loads((folder / f"guard{number}.json").read_text()) for number in (0, 1)]
     rows = [[False, 0.75], [True, 0.75], [False, 0.5], [True, 0.5], [False, 0.25]]
     assert [told[:2] for told in skips] == [[rows, 2]] * 2
     assert skips[0][2] == (
@@ -84,8 +69,34 @@ def test_two_gloo_processes(rank: str, logs: list[str], tmp_path: Path) -> None:
         "gradients of this batch alone are finite."
     )
     assert skips[1][2].startswith("At step 2, epoch 1, batch 2, the loss is nan: ")
-    assert sorted(p.name for p in tmp_path.glob("*.jsonl")) == logs
+    assert sorted(p.name for p in folder.glob("*.jsonl")) == logs
     for log in logs:
-        rows = [json.loads(line) for line in (tmp_path / log).read_text().splitlines()]
+        rows = [json.loads(line) for line in (folder / log).read_text().splitlines()]
         assert [row["step"] for row in rows] == [1, 2, 3]
-    assert json.loads((tmp_path / "log.jsonl.meta.json").read_text())["world_size"] == 2
+    assert json.loads((folder / "log.jsonl.meta.json").read_text())["world_size"] == 2
+
+
+ABORTING = """
+import atexit, os, pathlib, sys
+
+def abort():
+    print("terminate called without an active exception", file=sys.stderr, flush=True)
+    os.abort()
+
+if os.environ["RANK"] == "1" and pathlib.Path.cwd().name == "first":
+    {action}
+"""
+
+
+@pytest.mark.torch
+def test_a_run_that_pytorch_aborts_at_its_exit_is_repeated_once(tmp_path: Path) -> None:
+    folder = run_two_ranks(ABORTING.format(action="atexit.register(abort)"), tmp_path)
+    assert folder == tmp_path / "second"
+    assert {path.name for path in folder.glob("finished*")} == {"finished0", "finished1"}
+
+
+@pytest.mark.torch
+def test_an_abort_before_the_end_of_a_script_is_not_repeated(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="Signal 6"):
+        run_two_ranks(ABORTING.format(action="abort()"), tmp_path)
+    assert not (tmp_path / "second").exists()

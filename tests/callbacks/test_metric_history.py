@@ -9,7 +9,7 @@ import json
 import pickle
 
 import pytest
-from engines import batches, ones
+from engines import At, batches, ones
 
 import dualtrain as dt
 from dualtrain.callbacks import MetricHistory
@@ -27,17 +27,6 @@ def history_of(engine, epochs, valid=None, *others, lr=0.25, metrics=None, count
     model = model_of(engine, lr, metrics=metrics)
     model.fit(epochs, ones(count), valid, callbacks=[history, *others], **options)
     return history.history
-
-
-class Hook(dt.Callback):
-    """Do something at an event of an epoch."""
-
-    def __init__(self, event, action, epoch=None):
-        def hook(run_context):
-            if epoch is None or run_context.epoch == epoch:
-                action(run_context)
-
-        setattr(self, event, hook)
 
 
 def test_each_epoch_has_its_last_loss_the_rate_and_the_evaluation(engine):
@@ -82,7 +71,7 @@ def test_a_rate_is_the_one_of_the_epochs_last_step_until_it_is_changed(engine):
     def halve(run_context):
         run_context.lr = 0.125
 
-    before = history_of(engine, 3, None, Hook("on_train_epoch_end", halve, epoch=1))
+    before = history_of(engine, 3, None, At("on_train_epoch_end", halve, epoch=1))
     assert before["lr"] == [0.25, 0.125, 0.125]
     assert before["loss"] == [0.75, 0.375, 0.125]
 
@@ -108,7 +97,7 @@ def test_a_stopped_epoch_has_its_row(engine):
         if run_context.step == 3:
             run_context.request_stop()
 
-    columns = history_of(engine, 5, batches((2, 3)), Hook("on_train_step_end", stop))
+    columns = history_of(engine, 5, batches((2, 3)), At("on_train_step_end", stop))
     assert columns == {
         "epoch": [1, 2],
         "loss": [0.75, 0.5],
@@ -172,7 +161,7 @@ def test_a_failed_run_leaves_the_epochs_that_it_finished():
 
     history = MetricHistory()
     with pytest.raises(ValueError, match="odd"):
-        run([history, Hook("on_train_epoch_begin", fail, epoch=3)], epochs=5)
+        run([history, At("on_train_epoch_begin", fail, epoch=3)], epochs=5)
     assert history.history == {"epoch": [1, 2], "loss": [1.0, 1.0], "lr": [0.1, 0.1]}
 
 

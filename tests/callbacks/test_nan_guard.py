@@ -6,7 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from closeness import close
 from engines import At, Seen, batches, columns, ones
+from models import make
 
 import dualtrain as dt
 from dualtrain.backends import find_backend
@@ -23,16 +25,6 @@ class Unexplained(dt.Callback):
     """Has updates guarded as NanGuard does, and looks at nothing."""
 
     wants = frozenset({Capability.SKIP_NONFINITE})
-
-
-def close(values):
-    return pytest.approx(values, rel=1e-6, abs=1e-6)
-
-
-def make(engine, network=None, optimizer=None, **options):
-    network = network or engine.weight()
-    optimizer = optimizer or engine.sgd(network, 0.1)
-    return network, dt.Model(network, engine.loss_fn(), optimizer, **options)
 
 
 def fragile_batches(*faults):
@@ -63,7 +55,7 @@ def test_a_batch_with_a_bad_loss_or_gradient_changes_nothing(engine, caplog):
     """
     network = engine.weight()
     optimizer, options = momentum(engine, network, [0.1, 0.2, 0.4, 0.8, 0.8, 0.8])
-    _, model = make(engine, network, optimizer, **options)
+    _, model = make(engine, network, optimizer=optimizer, **options)
     rows = Seen(lambda c: (c.global_step, c.is_update_step, c.step_skipped, close(c.lr)))
     weights = Seen(lambda c: engine.value(network))
     guard = NanGuard("skip")
@@ -457,7 +449,7 @@ def test_skip_is_refused_where_mindspore_scales_the_loss_itself(graph_engine):
     network = graph_engine.weight()
     manager = mindspore.amp.FixedLossScaleManager(1024, False)
     optimizer = graph_engine.sgd(network, 0.1, loss_scale=1024)
-    _, model = make(graph_engine, network, optimizer, loss_scale_manager=manager)
+    _, model = make(graph_engine, network, optimizer=optimizer, loss_scale_manager=manager)
     with pytest.raises(CapabilityError, match="NanGuard needs skip_nonfinite, which MindSpore GRAPH mode"):
         model.train(1, ones(1), NanGuard("skip"))
     with pytest.raises(NonFiniteError, match=r"^At step 2, .* the loss is nan: parameter w is not finite"):

@@ -9,7 +9,6 @@ import math
 import multiprocessing
 import os
 import pickle
-import subprocess
 import sys
 import threading
 import types
@@ -26,6 +25,7 @@ from optuna.trial import TrialState
 from parity_data import batches as parity_batches
 from parity_data import initial_weights
 from paths import SUPPORT
+from processes import run_two_ranks
 
 import dualtrain as dt
 from dualtrain.backends import find_backend
@@ -656,11 +656,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.torch
-def test_rank_0_reports_and_all_ranks_are_pruned() -> None:
-    script = Path("train.py")
-    script.write_text(RANKS.format(support=str(SUPPORT)), encoding="utf-8")
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    result = subprocess.run([sys.executable, *command], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert Path("rank0.txt").read_text() == "('pruned', True, 1, {1: 0.5})"
-    assert Path("rank1.txt").read_text() == "('pruned', True, 1, None)"
+def test_rank_0_reports_and_all_ranks_are_pruned(tmp_path: Path) -> None:
+    folder = run_two_ranks(RANKS.format(support=str(SUPPORT)), tmp_path)
+    assert (folder / "rank0.txt").read_text() == "('pruned', True, 1, {1: 0.5})"
+    assert (folder / "rank1.txt").read_text() == "('pruned', True, 1, None)"

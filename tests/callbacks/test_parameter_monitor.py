@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from closeness import close
 from engines import At, Seen, Stream, batches, columns
 
 import dualtrain as dt
@@ -22,10 +23,6 @@ from dualtrain.protocol import Capability
 from dualtrain.testing import FakeLoop
 
 INF = math.inf
-
-
-def close(value, rel=2e-6):
-    return pytest.approx(value, rel=rel, abs=1e-7)
 
 
 def row(group, weight_norm, grad_norm, change):

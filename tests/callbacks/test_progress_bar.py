@@ -9,6 +9,7 @@ import termios
 import threading
 
 import pytest
+from clocks import Clock
 from engines import At, ones
 
 import dualtrain as dt
@@ -17,16 +18,6 @@ from dualtrain.errors import ArgumentTypeError, ArgumentValueError, MissingDepen
 from dualtrain.testing import FakeLoop
 
 EVALUATIONS = [{"acc": 0.5, "confusion": [[1, 2]]}, {"acc": 0.75, "confusion": [[3]]}]
-
-
-class Clock:
-    """A clock that stands still unless it is moved."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture

@@ -6,16 +6,13 @@ import math
 
 import numpy as np
 import pytest
+from closeness import close
 from engines import At, Seen, batches, ones
 
 import dualtrain as dt
 from dualtrain.backends import find_backend
 from dualtrain.callbacks import LabelSmoothing, LearningRateWarmup, LrCheck
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, CapabilityError
-
-
-def close(values):
-    return pytest.approx(values, rel=1e-5, abs=1e-7)
 
 
 def scheduled(engine, rates, network=None, **options):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import Recorder, batches, ones
+from engines import At, Recorder, Stream, batches, ones
 from log_files import column, open_descriptors, rows_of
 from ranks import Rank
 
@@ -34,27 +34,6 @@ def run(engine, *callbacks, epochs=1, data=None, valid=None, lr=0.25, w=1.0, **o
     model = dt.Model(network, engine.loss_fn(), engine.sgd(network, lr))
     model.fit(epochs, ones(3) if data is None else data, valid, callbacks=list(callbacks), **options)
     return network
-
-
-class At:
-    """Do something at an event: ``At("on_train_step_end", action, step=3)``."""
-
-    def __init__(self, event, action, step=None):
-        def hook(run_context, *error):
-            if step is None or run_context.step == step:
-                action(run_context)
-
-        setattr(self, event, hook)
-
-
-class Stream:
-    """Batches without a length, which can be iterated again and again."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __iter__(self):
-        yield from ones(self.count)
 
 
 # Which steps.
@@ -90,7 +69,9 @@ def test_a_last_step_that_is_a_multiple_is_logged_once(engine):
 
 def test_data_without_a_length_are_logged_as_sized_data_are(engine):
     watcher = Recorder()
-    network = run(engine, StepLogger(log_interval=3), watcher, epochs=2, data=Stream(7), valid=Stream(2))
+    network = run(
+        engine, StepLogger(log_interval=3), watcher, epochs=2, data=Stream(ones(7)), valid=Stream(ones(2))
+    )
     assert column("step") == [3, 6, 9, 12, 14]
     assert column("epoch") == [1, 1, 2, 2, 2]
     assert engine.value(network) == 1.0 - 14 * 0.25
@@ -100,7 +81,7 @@ def test_data_without_a_length_are_logged_as_sized_data_are(engine):
 
 def test_a_stream_whose_last_step_is_a_multiple_is_logged_once_though_the_evaluation_logs(engine):
     noter = At("on_eval_end", lambda run_context: run_context.log("note", 7))
-    run(engine, StepLogger(log_interval=2), noter, data=Stream(4), valid=ones(1))
+    run(engine, StepLogger(log_interval=2), noter, data=Stream(ones(4)), valid=ones(1))
     assert column("step") == [2, 4]
     assert rows_of()[-1]["note"] == 7
 
@@ -374,7 +355,7 @@ def test_the_sidecar_is_one_line_about_the_run(engine):
 
 
 def test_the_sidecar_of_data_without_a_length_says_so(torch_engine):
-    run(torch_engine, StepLogger(), data=Stream(2))
+    run(torch_engine, StepLogger(), data=Stream(ones(2)))
     meta = json.loads(Path("train_log.jsonl.meta.json").read_text())
     assert meta["batches_per_epoch"] is None
 
@@ -955,10 +936,10 @@ def test_a_log_can_be_gone_on_with_twice_though_nothing_was_written_in_between(t
 def test_the_last_row_is_not_taken_for_that_of_the_run_before(torch_engine):
     """Both runs end at step 2: the second one's last step is logged although that number is there."""
     first = StepLogger(log_interval=100)
-    run(torch_engine, first, data=Stream(2))
+    run(torch_engine, first, data=Stream(ones(2)))
     second = StepLogger(log_interval=100)
     second.load_state_dict(first.state_dict())
-    run(torch_engine, second, data=Stream(2))
+    run(torch_engine, second, data=Stream(ones(2)))
     assert column("step") == [2, 2]
 
 

@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+from clocks import Clock
 from engines import At, Seen, ones
 
 import dualtrain as dt
@@ -15,19 +16,6 @@ from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 from dualtrain.logs import read_log
 from dualtrain.protocol import Capability
 from dualtrain.testing import FakeLoop
-
-
-class Clock:
-    """A clock that stands still unless it is moved. Binary fractions add up exactly."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-    def pass_(self, seconds):
-        self.now += seconds
 
 
 @pytest.fixture
@@ -43,7 +31,7 @@ class Slow(dt.Callback):
 
     def __init__(self, clock, **seconds):
         for event, taken in seconds.items():
-            setattr(self, event, lambda context, *error, taken=taken: clock.pass_(taken))
+            setattr(self, event, lambda context, *error, taken=taken: clock.advance(taken))
 
 
 class Sluggish(Slow):
@@ -61,7 +49,7 @@ class SlowBatches:
 
     def __iter__(self):
         for batch in self._batches:
-            self._clock.pass_(self._seconds)
+            self._clock.advance(self._seconds)
             yield batch
 
 
@@ -72,7 +60,7 @@ class SlowRate:
         self._clock, self._seconds = clock, seconds
 
     def read(self):
-        self._clock.pass_(self._seconds)
+        self._clock.advance(self._seconds)
         return 0.1
 
 
@@ -155,7 +143,7 @@ def test_an_interval_ends_with_the_loss_read(clock):
 
     class Waiting:
         def __float__(self):
-            clock.pass_(8.0)
+            clock.advance(8.0)
             return 1.0
 
     throughput = Throughput(4)
@@ -259,7 +247,7 @@ def test_an_engine_measures_all_callbacks_if_one_asks(engine):
 
 def test_a_hook_that_fails_is_measured_and_its_error_is_as_ever(clock):
     def fail(run_context):
-        clock.pass_(3.0)
+        clock.advance(3.0)
         raise ZeroDivisionError
 
     class Asking(dt.Callback):
@@ -330,6 +318,6 @@ def test_steps_that_come_in_chunks_count_as_what_they_are(clock):
     throughput.on_train_begin(context)
     params["cur_step_num"] = 5
     throughput.on_train_step_begin(context)
-    clock.pass_(10.0)
+    clock.advance(10.0)
     throughput.on_train_step_end(context)
     assert (throughput.summary["steps"], throughput.summary["step_sec"]) == (5, 2.0)

@@ -5,18 +5,17 @@ import gc
 import json
 import logging
 import math
-import os
 import pickle
 import random
-import subprocess
-import sys
 import warnings
 
 import numpy as np
 import pytest
+from closeness import close
 from engines import At, Seen, Stream, columns, ones, sequences
 from log_files import rows_of
 from paths import SUPPORT
+from processes import run_two_ranks
 
 import dualtrain as dt
 from dualtrain.callbacks import SmartTrainer, StepLogger, TransformerMonitor
@@ -25,10 +24,6 @@ from dualtrain.logs import read_log
 from dualtrain.testing import FakeLoop
 
 NONE_FOUND = "found no attention"
-
-
-def close(value, rel=1e-5):
-    return pytest.approx(value, rel=rel, abs=1e-6)
 
 
 def state_of(engine, network):
@@ -210,24 +205,13 @@ dist.destroy_process_group()
 
 @pytest.mark.torch
 def test_two_processes_sample_together(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(RANKS.format(support=str(SUPPORT)), encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    result = subprocess.run(
-        [*command, str(script)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=200,
-    )
-    assert result.returncode == 0, result.stderr
-    assert [(tmp_path / f"rank{i}.txt").read_text() for i in (0, 1)] == ["equal"] * 2
-    logs = sorted(p.name for p in tmp_path.glob("*.jsonl"))
+    folder = run_two_ranks(RANKS.format(support=str(SUPPORT)), tmp_path)
+    assert [(folder / f"rank{i}.txt").read_text() for i in (0, 1)] == ["equal"] * 2
+    logs = sorted(p.name for p in folder.glob("*.jsonl"))
     assert logs == ["all.jsonl", "all.rank1.jsonl", "main.jsonl"]
     for log in logs:
-        assert [row["step"] for row in rows_of(tmp_path / log)] == [1, 2, 3, 4, 5]
-        assert [row["step"] for row in rows_of(tmp_path / log) if "attention" in row] == [1, 3, 5]
+        assert [row["step"] for row in rows_of(folder / log)] == [1, 2, 3, 4, 5]
+        assert [row["step"] for row in rows_of(folder / log) if "attention" in row] == [1, 3, 5]
 
 
 # What it records.

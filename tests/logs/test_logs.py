@@ -3,12 +3,11 @@
 import json
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import run_python
 
 import dualtrain as dt
 from dualtrain.errors import ArgumentValueError
@@ -397,12 +396,6 @@ def test_labels_have_to_be_as_many_as_the_logs():
 
 
 # Apart from the rest.
-
-
-def run_python(source, *arguments):
-    return subprocess.run(
-        [sys.executable, "-c", source, *map(str, arguments)], capture_output=True, text=True, check=False
-    )
 
 
 WITHOUT_MATPLOTLIB = """

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import Recorder, batches, ones
+from engines import Recorder, Stream, batches, ones
+from models import make
 
 import dualtrain as dt
 from dualtrain.callbacks import SmartTrainer, StepLogger
@@ -47,22 +48,6 @@ class Stopper:
         setattr(self, event, hook)
 
 
-def make(engine, w=1.0, **options):
-    """Return a network with one weight, and a model that takes 0.25 from it in each step on ``ones``."""
-    network = engine.weight(w)
-    return network, dt.Model(network, engine.loss_fn(), engine.sgd(network, 0.25), **options)
-
-
-class Stream:
-    """Batches without a length, which can be iterated again and again."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __iter__(self):
-        yield from ones(self.count)
-
-
 # The table of events.
 
 
@@ -76,7 +61,7 @@ def test_two_epochs_of_three_batches_with_an_evaluation_of_two_after_each(engine
             context.original_args()["mode"],
         )
     )
-    network, model = make(engine)
+    network, model = make(engine, rate=0.25)
     model.fit(2, ones(3), ones(2), callbacks=seen)
     assert seen.calls == [
         ("on_train_begin", None, 0, 3, "train"),
@@ -121,7 +106,7 @@ def test_two_epochs_of_three_batches_with_an_evaluation_of_two_after_each(engine
 def test_an_evaluation_every_other_epoch(engine):
     seen = Recorder()
     results = Recorder(lambda context: (context.event.value, "eval_results" in context.original_args()))
-    _, model = make(engine)
+    _, model = make(engine, rate=0.25)
     model.fit(4, ones(3), ones(2), valid_frequency=2, callbacks=[seen, results])
     assert seen.calls == whole(epoch(3), epoch(3, 2), epoch(3), epoch(3, 2))
     ends = [present for event, present in results.calls if event == "on_train_epoch_end"]
@@ -134,21 +119,21 @@ def test_an_evaluation_every_other_epoch(engine):
 
 def test_an_evaluation_at_the_epochs_listed(engine):
     seen = Recorder()
-    _, model = make(engine)
+    _, model = make(engine, rate=0.25)
     model.fit(4, ones(1), ones(1), [1, 4], seen)
     assert seen.calls == whole(epoch(1, 1), epoch(1), epoch(1), epoch(1, 1))
 
 
 def test_training_has_no_evaluation(engine):
     seen = Recorder()
-    _, model = make(engine)
+    _, model = make(engine, rate=0.25)
     model.train(2, ones(2), seen)
     assert seen.calls == whole(epoch(2), epoch(2))
 
 
 def test_an_evaluation_alone(engine):
     seen = Recorder(lambda context: (context.event.value, context.step, context.epoch, context.mode))
-    network, model = make(engine)
+    network, model = make(engine, rate=0.25)
     model.eval(ones(2), seen)
     assert [call[0] for call in seen.calls] == [*evaluation(2), "on_teardown"]
     assert [call[1] for call in seen.calls] == [0, 0, 1, 1, 2, 2, 2, 2, 2]
@@ -158,7 +143,7 @@ def test_an_evaluation_alone(engine):
 
 def test_callbacks_are_called_in_the_order_of_the_list(engine):
     order = []
-    _, model = make(engine)
+    _, model = make(engine, rate=0.25)
     callbacks = [
         Recorder(lambda context, name=name: order.append((context.event.value, name))) for name in "abc"
     ]
@@ -175,7 +160,7 @@ def test_callbacks_are_called_in_the_order_of_the_list(engine):
 
 def test_a_stop_at_a_step_ends_the_epoch_with_its_evaluation(engine):
     seen, steps = Recorder(), Recorder(lambda context: (context.event.value, context.step))
-    network, model = make(engine)
+    network, model = make(engine, rate=0.25)
     stopper = Stopper("on_train_step_end", lambda context: context.step == 2)
     model.fit(3, ones(3), ones(2), callbacks=[stopper, seen, steps])
     assert seen.calls == whole(epoch(2, 2))
@@ -185,7 +170,7 @@ def test_a_stop_at_a_step_ends_the_epoch_with_its_evaluation(engine):
 
 def test_a_stop_at_a_steps_begin_lets_that_step_be_done(engine):
     seen = Recorder()
-    network, model = make(engine)
+    network, model = make(engine, rate=0.25)
     model.train(3, ones(3), [Stopper("on_train_step_begin", lambda context: context.step == 2), seen])
     assert seen.calls == whole(epoch(2))
     assert engine.value(network) == 0.5
@@ -193,7 +178,7 @@ def test_a_stop_at_a_steps_begin_lets_that_step_be_done(engine):
 
 def test_a_stop_at_train_begin_lets_one_step_be_done(engine):
     seen = Recorder()
-    network, model = make(engine)
+    network, model = make(engine, rate=0.25)
     model.fit(3, ones(3), callbacks=[Stopper("on_train_begin"), seen])
     assert seen.calls == whole(epoch(1))
     assert engine.value(network) == 0.75
@@ -201,7 +186,7 @@ def test_a_stop_at_train_begin_lets_one_step_be_done(engine):
 
 def test_a_stop_at_an_epochs_end_ends_the_run(engine):
     seen = Recorder()
-    network, model = make(engine)
+    network, model = make(engine, rate=0.25)
     model.fit(3, ones(2), ones(1), callbacks=[Stopper("on_train_epoch_end"), seen])
     assert seen.calls == whole(epoch(2, 1))
     assert engine.value(network) == 0.5
@@ -218,7 +203,7 @@ def test_a_stop_at_an_epochs_end_ends_the_run(engine):
 def test_a_stop_in_an_evaluation_ends_training(engine, event, steps):
     """What one stops on is known at an evaluation's end, so that is where people ask for it."""
     seen = Recorder()
-    network, model = make(engine)
+    network, model = make(engine, rate=0.25)
     model.fit(3, ones(3), ones(2), callbacks=[Stopper(event), seen])
     assert seen.calls == whole(epoch(3, steps))
     assert seen.calls.count("on_train_end") == 1
@@ -227,7 +212,7 @@ def test_a_stop_in_an_evaluation_ends_training(engine, event, steps):
 
 def test_a_stop_from_before_does_not_cut_the_evaluation_short(engine):
     seen = Recorder()
-    _, model = make(engine)
+    _, model = make(engine, rate=0.25)
     model.fit(3, ones(3), ones(4), callbacks=[seen, Stopper("on_train_step_end")])
     assert seen.calls == whole(epoch(1, 4))
 
@@ -236,7 +221,7 @@ def test_the_reason_of_a_stop_can_be_read_to_the_end(engine):
     seen = Recorder(
         lambda context: (context.event.value, context.get_stop_requested(), context.stop_reason)
     )
-    _, model = make(engine)
+    _, model = make(engine, rate=0.25)
     model.train(2, ones(2), [Stopper("on_train_step_end", lambda context: context.step == 1), seen])
     assert seen.calls == [
         ("on_train_begin", False, None),
@@ -255,7 +240,7 @@ def test_an_error_that_a_stop_brings_comes_after_the_ordinary_end(engine):
             run_context.request_stop("pruned", raise_after=pruned)
 
     pruned, seen = LookupError("pruned"), Recorder()
-    network, model = make(engine)
+    network, model = make(engine, rate=0.25)
     with pytest.raises(LookupError) as error:
         model.fit(3, ones(2), ones(1), callbacks=[Pruner(), seen])
     assert error.value is pruned
@@ -270,7 +255,7 @@ def test_an_error_ends_the_run_without_train_end(engine):
                 raise error
 
     error, seen = ZeroDivisionError("odd"), Recorder()
-    network, model = make(engine)
+    network, model = make(engine, rate=0.25)
     with pytest.raises(ZeroDivisionError) as caught:
         model.fit(3, ones(3), ones(2), callbacks=[seen, Failing()])
     assert caught.value is error
@@ -285,7 +270,7 @@ def test_an_error_ends_the_run_without_train_end(engine):
 
 
 def test_a_stop_of_one_run_is_forgotten_in_the_next(engine):
-    network, model = make(engine)
+    network, model = make(engine, rate=0.25)
     model.train(1, ones(3), Stopper("on_train_step_end"))
     assert engine.value(network) == 0.75
     model.train(1, ones(3))
@@ -304,7 +289,7 @@ def test_after_an_initial_epoch_epochs_are_absolute_and_steps_begin_at_one(engin
             context.original_args()["epoch_num"],
         )
     )
-    network, model = make(engine)
+    network, model = make(engine, rate=0.25)
     model.train(4, ones(4), seen, initial_epoch=2)
     steps = [call[1:] for call in seen.calls if call[0] == "on_train_step_end"]
     assert steps == [(3, step, 2) for step in (1, 2, 3, 4)] + [(4, step, 2) for step in (5, 6, 7, 8)]
@@ -314,8 +299,8 @@ def test_after_an_initial_epoch_epochs_are_absolute_and_steps_begin_at_one(engin
 def test_data_without_a_length_can_be_trained_on_and_evaluated(engine):
     seen = Recorder()
     lengths = Recorder(lambda context: context.batches_per_epoch)
-    network, model = make(engine)
-    model.fit(2, Stream(7), Stream(2), callbacks=[seen, lengths, StepLogger(log_interval=3)])
+    network, model = make(engine, rate=0.25)
+    model.fit(2, Stream(ones(7)), Stream(ones(2)), callbacks=[seen, lengths, StepLogger(log_interval=3)])
     assert seen.calls == whole(epoch(7, 2), epoch(7, 2))
     assert set(lengths.calls) == {None}
     assert engine.value(network) == 1.0 - 14 * 0.25
@@ -330,7 +315,7 @@ def test_a_stream_is_begun_anew_after_an_epoch_that_was_left_early(engine):
             yield from batches(*[(0, number) for number in range(5)])
 
     data, losses = Numbered(), Recorder(lambda context: (context.event.value, context.loss))
-    _, model = make(engine)
+    _, model = make(engine, rate=0.25)
     model.train(1, data, Stopper("on_train_step_end", lambda context: context.step == 2))
     model.train(1, data, losses)
     assert [loss for event, loss in losses.calls if event == "on_train_step_end"] == [
@@ -365,9 +350,9 @@ def test_the_evaluation_loss_is_the_mean_over_batches(engine):
         (np.zeros(2, np.float32), np.full(2, 10, np.float32)),
         (np.zeros(1, np.float32), np.full(1, 9, np.float32)),
     ]
-    _, model = make(engine)
+    _, model = make(engine, rate=0.25)
     assert model.eval(valid) == {"eval_loss": 9.5}
-    _, model = make(engine, metrics={"loss"})
+    _, model = make(engine, rate=0.25, metrics={"loss"})
     seen = Recorder(lambda context: (context.event.value, dict(context.metrics)))
     model.fit(1, ones(1), valid, callbacks=seen)
     assert ("on_eval_end", {"loss": 9.5, "eval_loss": 9.5}) in seen.calls
@@ -378,7 +363,7 @@ def test_the_evaluation_loss_is_the_mean_over_batches(engine):
 
 def test_the_network_is_in_training_mode_at_every_training_step_and_at_no_evaluation_step(engine):
     seen = Recorder(lambda context: (context.event.value, context.original_args().network.training))
-    _, model = make(engine)
+    _, model = make(engine, rate=0.25)
     model.fit(3, ones(2), ones(2), callbacks=seen)
     model.eval(ones(2), callbacks=seen)
     model.train(1, ones(2), callbacks=seen)

@@ -7,6 +7,7 @@ import itertools
 import math
 
 import pytest
+from engines import Stream
 
 from dualtrain.bus import EventBus
 from dualtrain.callback import Callback
@@ -16,16 +17,6 @@ from dualtrain.loop import run_evaluation, run_training
 
 THREE = ["batch 1", "batch 2", "batch 3"]
 TWO = ["valid 1", "valid 2"]
-
-
-class Stream:
-    """Batches that can be gone through again and again, but have no length."""
-
-    def __init__(self, batches):
-        self.batches = batches
-
-    def __iter__(self):
-        return iter(self.batches)
 
 
 class Updates:

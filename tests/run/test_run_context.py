@@ -8,22 +8,12 @@ import math
 
 import numpy as np
 import pytest
-from engines import ENGINES, Recorder, batches, ones
+from closeness import close
+from engines import ENGINES, At, Recorder, batches, ones
 
 import dualtrain as dt
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
 from dualtrain.protocol import Capability
-
-
-class At:
-    """Do something at an event: ``At("on_train_step_end", action, step=3)``."""
-
-    def __init__(self, event, action, step=None):
-        def hook(run_context):
-            if step is None or run_context.step == step:
-                action(run_context)
-
-        setattr(self, event, hook)
 
 
 class Moves:
@@ -62,12 +52,8 @@ def setting(value):
     return action
 
 
-def close(values):
-    return pytest.approx(values, rel=1e-5, abs=1e-9)
-
-
 def close_pairs(pairs):
-    return [pytest.approx(pair, rel=1e-5, abs=1e-9) for pair in pairs]
+    return [close(pair) for pair in pairs]
 
 
 # What can be read at each event.

@@ -5,19 +5,10 @@ import math
 import pickle
 
 import pytest
+from clocks import Clock
 
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 from dualtrain.triggers import At, Every, positive_int
-
-
-class Clock:
-    """A clock that moves when it is told to."""
-
-    def __init__(self, now=100.0):
-        self.now = now
-
-    def __call__(self):
-        return self.now
 
 
 def due_steps(trigger, steps):
@@ -112,7 +103,7 @@ def test_counting_from_an_epoch_keeps_to_the_multiples(start, due):
 
 
 def test_seconds_are_counted_from_construction_and_then_from_the_last_time():
-    clock = Clock()
+    clock = Clock(100.0)
     every = Every(seconds=5.0, clock=clock)
     due = []
     for now in (100.0, 104.9, 105.0, 105.1, 109.9, 112.0, 116.9, 117.0):
@@ -123,7 +114,7 @@ def test_seconds_are_counted_from_construction_and_then_from_the_last_time():
 
 
 def test_a_reset_starts_the_seconds_anew():
-    clock = Clock()
+    clock = Clock(100.0)
     every = Every(seconds=5.0, clock=clock)
     clock.now = 104.0
     every.reset()

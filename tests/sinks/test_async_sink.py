@@ -5,12 +5,11 @@ defect ends as a failure.
 """
 
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
-from test_sinks import LOG, record, steps
+from log_files import LOG, record, steps
+from processes import run_python
 
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 from dualtrain.sinks import AsyncSink, JsonlSink, MemorySink
@@ -284,12 +283,8 @@ sys.exit(3)
 """
 
 
-def run_python(source):
-    return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=LIMIT)
-
-
 def test_what_nobody_closed_is_written_when_the_interpreter_ends():
-    done = run_python(UNCLOSED)
+    done = run_python(UNCLOSED, timeout=LIMIT)
     assert (done.returncode, done.stderr) == (3, "")
     assert steps() == list(range(1, 251))
 
@@ -339,7 +334,7 @@ following.close()
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_child_neither_writes_nor_hangs_nor_holds_the_log():
-    done = run_python(FORKED)
+    done = run_python(FORKED, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "7\n"
     assert steps() == [1, 2, 3, 4, 5, 6]

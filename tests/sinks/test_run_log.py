@@ -12,21 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from log_files import open_descriptors
+from log_files import LOG, open_descriptors, record, room_for, steps
 from ranks import Rank
-from test_sinks import room_for, steps
 
 import dualtrain as dt
 from dualtrain.errors import LogInUseError
 from dualtrain.records import Record
 from dualtrain.sinks import MemorySink, RunLog
 
-LOG = Path("log.jsonl")
 each_way = pytest.mark.parametrize("asynchronous", [True, False], ids=["asynchronous", "synchronous"])
-
-
-def record(step, **values):
-    return Record(step, 1, "train", 1700000000.5, values)
 
 
 def context(rank=0, **parameters):

@@ -4,35 +4,19 @@ import io
 import json
 import math
 import os
-import resource
 import stat
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from log_files import LINE, LOG, record, room_for, steps
 
 import dualtrain as dt
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, LogInUseError
-from dualtrain.records import Record
 from dualtrain.sinks import AsyncSink, ConsoleSink, JsonlSink, MemorySink, Sink
-
-LOG = Path("log.jsonl")
-
-
-def record(step=1, epoch=1, mode="train", arrays=None, **values):
-    return Record(step, epoch, mode, 1700000000.5, values, arrays or {})
-
-
-def steps(path=LOG):
-    """Return the steps in a log, each line of which has to be whole."""
-    text = Path(path).read_text(encoding="utf-8")
-    assert text == "" or text.endswith("\n")
-    return [json.loads(line)["step"] for line in text.splitlines()]
-
 
 # The protocol.
 
@@ -405,19 +389,6 @@ def test_not_ever_more_lines_wait():
 
 
 # A full disk, which is a limit to the size of files here.
-
-LINE = len(record(1).to_json()) + 1
-
-
-@contextmanager
-def room_for(lines):
-    """Let no file of this process grow beyond so many lines."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(lines * LINE), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_line_that_finds_no_room_leaves_no_part_of_it_and_the_log_goes_on_afterwards():

@@ -7,7 +7,7 @@ losses and weights can be asserted exactly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ def sequences(count: int, size: int = 6, tokens: int = 4) -> list[tuple[Any, Any
 class Stream:
     """Batches without a length, that can be gone through again."""
 
-    def __init__(self, given: list[Any]) -> None:
+    def __init__(self, given: Iterable[Any]) -> None:
         self._given = given
 
     def __iter__(self) -> Iterator[Any]:
@@ -55,9 +55,11 @@ class Stream:
 class At:
     """Do something at an event: ``At("on_train_step_end", action, step=3)``."""
 
-    def __init__(self, event: str, action: Any, step: int | None = None) -> None:
-        def hook(run_context: Any) -> None:
-            if step is None or run_context.step == step:
+    def __init__(
+        self, event: str, action: Any, step: int | None = None, *, epoch: int | None = None
+    ) -> None:
+        def hook(run_context: Any, *error: Any) -> None:
+            if step in (None, run_context.step) and epoch in (None, run_context.epoch):
                 action(run_context)
 
         setattr(self, event, hook)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from engines import batches, ones
+from engines import At, batches, ones
 from paths import SUPPORT
 
 import dualtrain as dt
@@ -34,17 +34,6 @@ def recorded(*losses, **options):
     recording = RecordingCallback()
     FakeLoop(losses, **options).run(recording)
     return recording
-
-
-class Hook(dt.Callback):
-    """Do something at an event: ``Hook("on_train_step_end", action, step=3)``."""
-
-    def __init__(self, event, action, step=None):
-        def hook(run_context, *error):
-            if step is None or run_context.step == step:
-                action(run_context)
-
-        setattr(self, event, hook)
 
 
 # RecordingCallback.
@@ -94,7 +83,7 @@ def test_a_recording_records_a_failing_run_too():
 
     recording = RecordingCallback()
     with pytest.raises(ValueError, match="odd"):
-        FakeLoop([1.0]).run([recording, Hook("on_train_step_end", fail)])
+        FakeLoop([1.0]).run([recording, At("on_train_step_end", fail)])
     assert recording.names[-3:] == ["on_train_step_end", "on_exception", "on_teardown"]
 
 
@@ -192,7 +181,7 @@ def test_events_after_the_expected_end_are_named(recording, expected, count, ext
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_each_epoch_has_the_given_losses(epochs):
     seen = []
-    note = Hook("on_train_step_end", lambda context: seen.append((context.epoch, context.loss)))
+    note = At("on_train_step_end", lambda context: seen.append((context.epoch, context.loss)))
     FakeLoop([0.5, 0.0, -2.0], epochs=epochs).run(note)
     assert seen == [(epoch, loss) for epoch in range(1, epochs + 1) for loss in (0.5, 0.0, -2.0)]
 
@@ -212,7 +201,7 @@ def test_the_context_counts_as_an_engines_does():
             )
         )
 
-    FakeLoop([1.0, 1.0], epochs=2).run(Hook("on_train_step_end", note))
+    FakeLoop([1.0, 1.0], epochs=2).run(At("on_train_step_end", note))
     assert seen == [(1, 1, 1, 2, 1, 2), (2, 2, 1, 2, 2, 2), (3, 3, 2, 2, 1, 2), (4, 4, 2, 2, 2, 2)]
 
 
@@ -229,7 +218,7 @@ def test_the_rate_of_each_step_is_kept():
         context.lr = context.lr / 2
 
     loop = FakeLoop([1.0, 1.0, 1.0], epochs=2, lr=0.5)
-    loop.run(Hook("on_train_step_end", halve, step=2))
+    loop.run(At("on_train_step_end", halve, step=2))
     assert loop.learning_rates == [0.5, 0.5, 0.25, 0.25, 0.25, 0.25]
 
 
@@ -240,7 +229,7 @@ def test_the_rate_of_each_step_is_kept():
 )
 def test_the_rate_can_be_scaled(min_lr, rates):
     given = []
-    scale = Hook("on_train_step_end", lambda context: given.append(context.scale_lr(0.25, min_lr)))
+    scale = At("on_train_step_end", lambda context: given.append(context.scale_lr(0.25, min_lr)))
     loop = FakeLoop([1.0, 1.0, 1.0], lr=1.0)
     loop.run(scale)
     assert loop.learning_rates == rates
@@ -262,8 +251,8 @@ def test_evaluations_come_in_turn_when_they_are_due(frequency, epochs):
     evaluations = [{"acc": 0.1 * i, "eval_loss": float(i)} for i in range(len(epochs))]
     context = FakeLoop([1.0], epochs=4, evaluations=evaluations, valid_frequency=frequency).run(
         [
-            Hook("on_eval_end", lambda context: seen.append((context.epoch, dict(context.metrics)))),
-            Hook("on_train_epoch_end", lambda context: afterwards.append(context.loss)),
+            At("on_eval_end", lambda context: seen.append((context.epoch, dict(context.metrics)))),
+            At("on_train_epoch_end", lambda context: afterwards.append(context.loss)),
         ]
     )
     assert seen == list(zip(epochs, evaluations, strict=True))
@@ -273,7 +262,7 @@ def test_evaluations_come_in_turn_when_they_are_due(frequency, epochs):
 
 def test_a_result_that_a_callback_changes_is_given_as_it_was_to_the_next_run():
     loop = FakeLoop([1.0], evaluations=[{"acc": 0.5}])
-    loop.run(Hook("on_eval_end", lambda context: context.original_args().eval_results.clear()))
+    loop.run(At("on_eval_end", lambda context: context.original_args().eval_results.clear()))
     assert loop.run().metrics == {"acc": 0.5}
 
 
@@ -284,7 +273,7 @@ def test_too_few_evaluations_are_said_to_be_too_few():
 
 def test_a_stop_ends_the_run_as_it_ends_any():
     recording = RecordingCallback()
-    stop = Hook("on_train_step_end", lambda context: context.request_stop("enough"), step=2)
+    stop = At("on_train_step_end", lambda context: context.request_stop("enough"), step=2)
     loop = FakeLoop([1.0] * 5, epochs=3, evaluations=[{"acc": 0.5}] * 3)
     context = loop.run([recording, stop])
     step = ["on_train_step_begin", "on_train_step_end"]
@@ -295,7 +284,7 @@ def test_a_stop_ends_the_run_as_it_ends_any():
 
 def test_what_a_stop_raises_afterwards_arrives():
     error = LookupError("after all")
-    stop = Hook("on_train_step_end", lambda context: context.request_stop(raise_after=error))
+    stop = At("on_train_step_end", lambda context: context.request_stop(raise_after=error))
     with pytest.raises(LookupError) as caught:
         FakeLoop([1.0]).run(stop)
     assert caught.value is error
@@ -320,7 +309,7 @@ def test_what_is_no_callback_is_refused_as_an_engine_refuses_it():
 
 
 def test_a_logger_driven_by_it_writes_these_rows():
-    note = Hook("on_eval_end", lambda context: context.log("score", context.metrics["acc"]))
+    note = At("on_eval_end", lambda context: context.log("score", context.metrics["acc"]))
     FakeLoop([1.5, float("nan"), 0.0], epochs=2, lr=0.1, evaluations=[{"acc": 0.25}, {"acc": 0.5}]).run(
         [StepLogger("log.jsonl", 2), note]
     )
