@@ -26,6 +26,9 @@ from dualtrain.events import Event
 from dualtrain.protocol import Capability
 from dualtrain.testing import FakeLoop
 
+# FakeLoop has no network, so TransformerMonitor says that it found no attention.
+pytestmark = pytest.mark.filterwarnings("ignore:TransformerMonitor found no attention:UserWarning")
+
 SETTINGS = {
     # Two instances that may stand in one list, the first with settings other than the defaults.
     "EarlyStopping": (
