@@ -555,10 +555,13 @@ def test_manual_optimisation_needs_a_function(torch_engine):
 
 def test_a_resumed_run_that_ends_before_its_first_row_still_leaves_a_log_to_continue():
     monitor = TransformerMonitor(log_file="monitor.jsonl")
-    FakeLoop([1.0]).run(monitor)
+    with pytest.warns(UserWarning, match=NONE_FOUND):
+        FakeLoop([1.0]).run(monitor)
     again = TransformerMonitor(log_file="monitor.jsonl")
     again.load_state_dict(monitor.state_dict())
     states = []
-    FakeLoop([1.0]).run([again, At("on_train_step_begin", lambda c: states.append(again.state_dict()))])
+    keep = At("on_train_step_begin", lambda context: states.append(again.state_dict()))
+    with pytest.warns(UserWarning, match=NONE_FOUND):
+        FakeLoop([1.0]).run([again, keep])
     assert states == [monitor.state_dict()]
     assert len(read_log("monitor.jsonl").records) == 2
