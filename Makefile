@@ -10,7 +10,7 @@ PIP_FLAGS ?=
 # How many processes run the tests, each a file at a time.
 JOBS ?= 2
 
-# Arguments for pytest, or of `make bench`: for instance ARGS="tests/test_bus.py -x".
+# Arguments for pytest, or of `make bench`: for instance ARGS="tests/run/test_bus.py -x".
 ARGS ?=
 
 BIN = .venv/bin

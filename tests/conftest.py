@@ -90,7 +90,7 @@ def _mindspore_state(request: pytest.FixtureRequest) -> Iterator[None]:
 def _engine_fixture(name: str, *engines: str) -> Any:
     """Make a fixture that gives each of some engines in turn.
 
-    That is an object from tests/engines.py, which imports its framework when it is made.
+    That is an object from tests/support/engines.py, which imports its framework when it is made.
     """
     params = [
         pytest.param(engine, marks=getattr(pytest.mark, ENGINE_NEEDS[engine]), id=engine)
