@@ -17,9 +17,9 @@ _UNKNOWN = object()
 class LookAhead:
     """One pass after another over batches, with the answer whether a batch is the last of its pass.
 
-    The length of the data gives the answer. Only where that is not known the next batch is fetched, when
-    ``is_last`` is read: the later that is, the longer a loader may reuse the buffer of its last batch. A
-    fetched batch that a stop leaves over is kept for the next pass over the same iterator.
+    The length of the data gives the answer. Only where that is not known, or is reached, the next batch is
+    fetched, when ``is_last`` is read: the later that is, the longer a loader may reuse the buffer of its
+    last batch. A fetched batch that a stop leaves over is kept for the next pass over the same iterator.
     """
 
     def __init__(self) -> None:
@@ -65,8 +65,8 @@ class LookAhead:
         """Whether the batch given out last is the last of its pass. May fetch the next one."""
         if self._limit <= 0:
             return True
-        if self._left is not None:
-            return self._left <= 0
+        if self._left is not None and self._left > 0:
+            return False
         if self._next is _UNKNOWN:
             self._next = next(self._iterator, _END)
         return self._next is _END

@@ -160,8 +160,9 @@ class FakeLoop:
         self._measured = self._requested and self.is_update_step
         if self.is_update_step:
             window.filled = 0
-            finite = all(math.isfinite(FakeBackend().to_float(one)) for one in self._window_losses)
-            self.step_skipped = self._guarded and not finite
+            if self._guarded:
+                losses = map(FakeBackend().to_float, self._window_losses)
+                self.step_skipped = not all(map(math.isfinite, losses))
             self._requested = False
             self._window_losses.clear()
             if not self.step_skipped:

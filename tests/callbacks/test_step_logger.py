@@ -618,6 +618,7 @@ IN_A_C_LOCALE = """
 import locale, sys
 import torch, numpy
 import dualtrain as dt
+from contexts import context_of
 
 assert locale.getpreferredencoding(False).lower() not in ("utf-8", "utf8")
 path = sys.argv[1]
@@ -1068,7 +1069,7 @@ def test_one_rank_or_every_rank_writes(who, files):
             "epoch_num": 1,
             "batch_num": 2,
         }
-        context = dt.RunContext(parameters, backend=Rank(rank))
+        context = context_of(parameters, backend=Rank(rank))
         logger = StepLogger(log_interval=1, rank=who)
         logger.on_train_begin(context)
         for step in (1, 2):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from contexts import context_of
 
 from dualtrain.context import CallbackParams, RunContext
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, DualTrainError, RunStateError
@@ -261,7 +262,7 @@ def test_in_evaluation_steps_are_the_evaluations():
 
 
 def test_epochs_are_absolute_while_epoch_num_is_what_remains():
-    context = RunContext({"epoch_num": 2, "cur_epoch_num": 3}, initial_epoch=2)
+    context = context_of({"epoch_num": 2, "cur_epoch_num": 3}, initial_epoch=2)
     assert (context.epoch, context.epochs) == (3, 4)
 
 
@@ -273,7 +274,7 @@ def test_batches_of_unknown_number_read_none():
 def test_steps_in_an_epoch_of_unknown_length_restart_with_the_epoch():
     step = SimpleNamespace(global_step=0, learning_rate=None)
     args = {"mode": "train", "cur_step_num": 7, "batch_num": math.inf}
-    context = RunContext(args, step=step)
+    context = context_of(args, step=step)
     context._begin_epoch()
     args["cur_step_num"] = 9
     assert context.step_in_epoch == 2
@@ -281,7 +282,7 @@ def test_steps_in_an_epoch_of_unknown_length_restart_with_the_epoch():
 
 def test_updates_are_counted_by_the_step():
     step = SimpleNamespace(global_step=3, learning_rate=None)
-    context = RunContext({"cur_step_num": 12}, step=step)
+    context = context_of({"cur_step_num": 12}, step=step)
     assert context.global_step == 3
     step.global_step += 1
     assert context.global_step == 4
@@ -333,7 +334,7 @@ def test_outputs_are_the_native_value_itself():
 def test_an_unread_loss_costs_no_sync_and_a_read_one_costs_one():
     backend = CountingBackend()
     args = CallbackParams(cur_step_num=1, net_outputs=Tensor(2.0))
-    context = RunContext(args, backend=backend)
+    context = context_of(args, backend=backend)
     assert backend.syncs == 0
     assert [context.loss, context.loss, context.loss] == [2.0, 2.0, 2.0]
     assert backend.syncs == 1
@@ -342,7 +343,7 @@ def test_an_unread_loss_costs_no_sync_and_a_read_one_costs_one():
 def test_the_remembered_loss_is_the_one_of_the_first_read():
     """A framework overwrites values in place; what was read for a step does not change within it."""
     tensor = Tensor(2.0)
-    context = RunContext(CallbackParams(cur_step_num=1, net_outputs=tensor), backend=CountingBackend())
+    context = context_of(CallbackParams(cur_step_num=1, net_outputs=tensor), backend=CountingBackend())
     assert context.loss == 2.0
     tensor.value = 3.0
     assert context.loss == 2.0
@@ -351,7 +352,7 @@ def test_the_remembered_loss_is_the_one_of_the_first_read():
 def test_a_new_step_is_read_anew_although_the_object_is_the_same():
     backend, tensor = CountingBackend(), Tensor(2.0)
     args = CallbackParams(cur_step_num=1, net_outputs=tensor)
-    context = RunContext(args, backend=backend)
+    context = context_of(args, backend=backend)
     assert context.loss == 2.0
     tensor.value = 3.0
     args.cur_step_num = 2
@@ -362,7 +363,7 @@ def test_a_new_step_is_read_anew_although_the_object_is_the_same():
 def test_new_outputs_are_read_anew_although_the_step_number_is_the_same():
     """Evaluation restarts the counter: its first step has the number of training's first."""
     args = CallbackParams(mode="train", cur_step_num=1, net_outputs=Tensor(2.0))
-    context = RunContext(args, backend=CountingBackend())
+    context = context_of(args, backend=CountingBackend())
     assert context.loss == 2.0
     args.update(mode="eval", net_outputs=Tensor(5.0))
     assert context.loss == 5.0
@@ -370,7 +371,7 @@ def test_new_outputs_are_read_anew_although_the_step_number_is_the_same():
 
 def test_a_remembered_loss_of_zero_is_not_read_again():
     backend = CountingBackend()
-    context = RunContext(CallbackParams(cur_step_num=1, net_outputs=Tensor(0.0)), backend=backend)
+    context = context_of(CallbackParams(cur_step_num=1, net_outputs=Tensor(0.0)), backend=backend)
     assert (context.loss, context.loss) == (0.0, 0.0)
     assert backend.syncs == 1
 
@@ -430,37 +431,37 @@ def test_an_optimizer_of_no_known_framework_has_no_backend(plugin):
 
 def test_the_engine_says_what_it_can_do_in_this_run():
     backend = CountingBackend()
-    assert RunContext({}, backend=backend).capabilities == {Capability.STEP_EVENTS}
-    assert RunContext({}, backend=backend, capabilities=frozenset()).capabilities == frozenset()
+    assert context_of({}, backend=backend).capabilities == {Capability.STEP_EVENTS}
+    assert context_of({}, backend=backend, capabilities=frozenset()).capabilities == frozenset()
 
 
 @pytest.mark.parametrize(("rank", "is_main"), [(0, True), (1, False)])
 def test_rank_zero_is_the_main_one(rank, is_main):
-    context = RunContext({}, backend=CountingBackend(rank=rank, world_size=2))
+    context = context_of({}, backend=CountingBackend(rank=rank, world_size=2))
     assert (context.rank, context.world_size, context.is_main) == (rank, 2, is_main)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.0, (0.1, 0.01)])
 def test_the_learning_rate_reads_as_the_optimizers(rate):
-    assert RunContext({"optimizer": Optimizer(rate)}, backend=CountingBackend()).lr == rate
+    assert context_of({"optimizer": Optimizer(rate)}, backend=CountingBackend()).lr == rate
 
 
 def test_the_learning_rate_of_the_step_goes_before_the_optimizers():
     """At step end an optimizer may show the next step's rate already; the step knows the one it used."""
     step = SimpleNamespace(global_step=1, learning_rate=LearningRate(0.1))
-    context = RunContext({"optimizer": Optimizer(0.2)}, backend=CountingBackend(), step=step)
+    context = context_of({"optimizer": Optimizer(0.2)}, backend=CountingBackend(), step=step)
     assert context.lr == 0.1
 
 
 def test_the_learning_rate_is_settable():
     optimizer = Optimizer(0.1)
-    context = RunContext({"optimizer": optimizer}, backend=CountingBackend())
+    context = context_of({"optimizer": optimizer}, backend=CountingBackend())
     context.lr = 0.05
     assert (context.lr, optimizer.handle.rate) == (0.05, 0.05)
 
 
 def test_scaling_the_learning_rate_returns_the_new_one_and_keeps_the_floor():
-    context = RunContext({"optimizer": Optimizer(0.5)}, backend=CountingBackend())
+    context = context_of({"optimizer": Optimizer(0.5)}, backend=CountingBackend())
     assert context.scale_lr(0.5) == 0.25
     assert context.lr == 0.25
     assert context.scale_lr(0.5, min_lr=0.2) == 0.2
@@ -469,7 +470,7 @@ def test_scaling_the_learning_rate_returns_the_new_one_and_keeps_the_floor():
 
 @pytest.mark.parametrize("factor", [0.0, -0.5, math.inf, math.nan])
 def test_a_factor_that_would_ruin_the_learning_rate_is_refused(factor):
-    context = RunContext({"optimizer": Optimizer(0.5)}, backend=CountingBackend())
+    context = context_of({"optimizer": Optimizer(0.5)}, backend=CountingBackend())
     with pytest.raises(ArgumentValueError, match="factor"):
         context.scale_lr(factor)
     assert context.lr == 0.5
@@ -477,7 +478,7 @@ def test_a_factor_that_would_ruin_the_learning_rate_is_refused(factor):
 
 @pytest.mark.parametrize("min_lr", [-1e-9, math.nan])
 def test_a_floor_that_is_none_is_refused(min_lr):
-    context = RunContext({"optimizer": Optimizer(0.5)}, backend=CountingBackend())
+    context = context_of({"optimizer": Optimizer(0.5)}, backend=CountingBackend())
     with pytest.raises(ArgumentValueError, match="min_lr"):
         context.scale_lr(0.5, min_lr=min_lr)
     assert context.lr == 0.5

@@ -7,6 +7,7 @@ import itertools
 import math
 
 import pytest
+from contexts import context_of
 from engines import Stream
 
 from dualtrain.bus import EventBus
@@ -56,7 +57,7 @@ def fit(
     params = CallbackParams(
         mode="train", cur_step_num=0, epoch_num=epoch - initial_epoch, batch_num=length_of(batches)
     )
-    context = RunContext(
+    context = context_of(
         params, step=step if isinstance(step, Updates) else None, initial_epoch=initial_epoch
     )
 

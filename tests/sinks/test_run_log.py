@@ -24,9 +24,7 @@ each_way = pytest.mark.parametrize("asynchronous", [True, False], ids=["asynchro
 
 
 def context(rank=0, **parameters):
-    return dt.RunContext(
-        {"mode": "train", "epoch_num": 3, "batch_num": 5, **parameters}, backend=Rank(rank)
-    )
+    return context_of({"mode": "train", "epoch_num": 3, "batch_num": 5, **parameters}, backend=Rank(rank))
 
 
 def opened(path=LOG, **options):
@@ -251,6 +249,7 @@ import os, signal, sys
 import dualtrain as dt
 from dualtrain.records import Record
 from dualtrain.sinks import RunLog
+from contexts import context_of
 
 log = RunLog.open(dt.RunContext({"mode": "train"}), "log.jsonl")
 for step in range(1, 201):

@@ -5,9 +5,10 @@ the verbs, and a Model that drives dualtrain's own loop.
 """
 
 import numpy as np
+from contexts import context_of
 
 from dualtrain.bus import EventBus
-from dualtrain.context import CallbackParams, RunContext
+from dualtrain.context import CallbackParams
 from dualtrain.loop import run_evaluation, run_training
 from dualtrain.protocol import BatchShape, Capability
 
@@ -172,7 +173,7 @@ class ArrayModel:
     def _start(self, params, callbacks, step):
         bus = EventBus(callbacks)
         bus.check_needs(BACKEND.capabilities(), BACKEND.describe_mode())
-        return RunContext(params, backend=BACKEND, step=step), bus
+        return context_of(params, backend=BACKEND, step=step), bus
 
     def _evaluate(self, context, bus, batches):
         losses = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -32,6 +32,7 @@ class Batches:
     Attributes:
         length: The number of batches of a pass; None: not known.
         looks_ahead: Whether ``ahead`` has to know each batch's place in its pass.
+        at_end: Called when a pass has given its last batch; not where it is left early.
 
     Raises:
         ArgumentTypeError: It is not an iterable of batches.
@@ -61,6 +62,7 @@ class Batches:
         length = check_iterable(role, dataset, passes=passes)
         self.length = length if limit is None or length is None else min(length, limit)
         self.looks_ahead = length is None or limit is not None
+        self.at_end: Callable[[], None] | None = None
         self._role = role
         self._dataset = dataset
         self._device = device
@@ -97,6 +99,8 @@ class Batches:
                 except AttributeError:
                     is_there = False
                 yield batch if is_there else to_device(batch, device)
+            if self.at_end is not None:
+                self.at_end()
         finally:
             end_pass(iterator, self._dataset)
         if batch is _NOTHING:

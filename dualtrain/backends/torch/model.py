@@ -182,6 +182,7 @@ class TorchModel:
         )
         step = choose_step(options, engine, self._ahead)
         batches.looks_ahead |= step.looks_ahead
+        batches.at_end = getattr(step.step, "end_pass", None)
         engine.use(step.step)
 
         def evaluate() -> None:

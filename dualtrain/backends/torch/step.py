@@ -209,6 +209,11 @@ class WindowStep:
         if self._window.filled and self._window.closes:
             self._finish_window()
 
+    def end_pass(self) -> None:
+        """Update with an open window, which a loader has left that gave fewer batches than its length."""
+        if self._window.filled:
+            self._finish_window()
+
     def _finish_window(self) -> None:
         window, optimizer = self._window, self._optimizer
         self._precision.unscale(optimizer)
