@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from contexts import context_of
 from engines import At, Recorder, Stream, batches, ones
 from log_files import column, open_descriptors, rows_of
 from ranks import Rank
@@ -618,7 +619,6 @@ IN_A_C_LOCALE = """
 import locale, sys
 import torch, numpy
 import dualtrain as dt
-from contexts import context_of
 
 assert locale.getpreferredencoding(False).lower() not in ("utf-8", "utf8")
 path = sys.argv[1]

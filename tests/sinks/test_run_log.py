@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from contexts import context_of
 from log_files import LOG, open_descriptors, record, room_for, steps
 from ranks import Rank
 
@@ -249,7 +250,6 @@ import os, signal, sys
 import dualtrain as dt
 from dualtrain.records import Record
 from dualtrain.sinks import RunLog
-from contexts import context_of
 
 log = RunLog.open(dt.RunContext({"mode": "train"}), "log.jsonl")
 for step in range(1, 201):
