@@ -456,15 +456,15 @@ def test_weights_are_released_after_an_error(torch_engine, copies, event):
 
 
 def test_gradients_are_measured_for_samples_alone(torch_engine, monkeypatch):
-    from dualtrain.backends.torch import step
+    from dualtrain.backends.torch.norms import Norms
 
-    measured, norms = [], step.Norms.__init__
+    measured, norms = [], Norms.__init__
 
     def counting(self, tensors, **options):
         measured.append(len(tensors))
         norms(self, tensors, **options)
 
-    monkeypatch.setattr(step.Norms, "__init__", counting)
+    monkeypatch.setattr(Norms, "__init__", counting)
     watch(torch_engine, torch_engine.plane(), columns(*[(3, 4)] * 5), interval=4)
     assert measured == [2, 2, 2] * 2  # gradients, weights, changes
 
