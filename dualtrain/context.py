@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dualtrain._lazy import resolve
+from dualtrain.arguments import positive_int
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
 from dualtrain.events import Event
 from dualtrain.protocol import AttentionLayer, Backend, Capability, Native, Rate, Step
-from dualtrain.triggers import positive_int
 
 RESERVED_NAMES = frozenset(
     {"step", "epoch", "global_step", "mode", "elapsed_sec", "timestamp", "nonfinite"}

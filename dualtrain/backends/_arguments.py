@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dualtrain.arguments import positive_int
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 from dualtrain.loop import is_due
-from dualtrain.triggers import positive_int
 
 METRIC_NAMES = frozenset(
     {

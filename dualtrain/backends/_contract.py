@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from dualtrain.arguments import positive_int
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
-from dualtrain.triggers import positive_int
 
 logger = logging.getLogger(__name__)
 

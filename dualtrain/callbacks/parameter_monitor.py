@@ -9,13 +9,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dualtrain.arguments import positive_int
 from dualtrain.callbacks._log_writing import LogWriting
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 from dualtrain.protocol import Capability, Native
 from dualtrain.records import Record
 from dualtrain.sinks.run_log import RunLog
-from dualtrain.triggers import positive_int
 
 _SHOWN = 5
 

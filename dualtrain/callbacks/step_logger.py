@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from dualtrain.arguments import positive_int
 from dualtrain.callbacks._log_writing import LogWriting
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 from dualtrain.records import Record
 from dualtrain.sinks.run_log import RunLog
-from dualtrain.triggers import Every, positive_int
+from dualtrain.triggers import Every
 
 
 class StepLogger(LogWriting):

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from dualtrain.arguments import positive_int
 from dualtrain.callback import Callback
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentTypeError
 from dualtrain.protocol import Capability
-from dualtrain.triggers import Every, positive_int
+from dualtrain.triggers import Every
 
 
 class Throughput(Callback):

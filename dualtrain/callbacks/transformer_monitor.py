@@ -10,13 +10,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dualtrain.arguments import positive_int
 from dualtrain.callbacks._log_writing import LogWriting
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, DualTrainError
 from dualtrain.protocol import AttentionLayer, Capability
 from dualtrain.records import Record
 from dualtrain.sinks.run_log import RunLog
-from dualtrain.triggers import positive_int
 
 _logger = logging.getLogger(__name__)
 
