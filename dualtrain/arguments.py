@@ -35,8 +35,8 @@ def checked_rank(owner: str, value: str) -> str:
     return value
 
 
-def checked_sinks(owner: str, value: Sequence[Any]) -> Sequence[Any]:
-    """Return ``value`` if it is a list or tuple of sinks, else raise."""
+def checked_sinks(owner: str, value: Sequence[Any]) -> tuple[Any, ...]:
+    """Return ``value`` as a tuple if it is a list or tuple of sinks, else raise."""
     if not isinstance(value, (list, tuple)):
         raise ArgumentTypeError(f"{owner}(sinks=...) takes a list of sinks, but got {value!r}.")
     for sink in value:
@@ -46,4 +46,4 @@ def checked_sinks(owner: str, value: Sequence[Any]) -> Sequence[Any]:
             raise ArgumentTypeError(
                 f"{owner}(sinks=...) takes sinks, objects with write, flush and close, but got {sink!r}."
             )
-    return value
+    return tuple(value)

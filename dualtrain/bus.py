@@ -188,8 +188,10 @@ class EventBus:
                     enter()
                 entered.append(callback)
             yield
+            context._run_deferred()
         except BaseException as caught:  # noqa: BLE001 - raised again below
-            error = self._emit_to_each(Event.EXCEPTION, caught, context, caught)
+            error = _attempt(caught, "a deferred action", context._run_deferred)
+            error = self._emit_to_each(Event.EXCEPTION, error, context, caught)
         else:
             error = context._raise_after
         error = self._emit_to_each(Event.TEARDOWN, error, context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -86,6 +87,7 @@ class RunContext:
         self._logged: dict[str, tuple[int, float]] = {}
         self._log_count = 0
         self._callback_times: Mapping[str, float] = {}
+        self._deferred: deque[Callable[[], None]] = deque()
         self._loss_key: tuple[Any, Any] = (None, self)  # equals no step
         self._loss: float | None = None
         self.event: Event | None = None
@@ -493,7 +495,15 @@ class RunContext:
         news = {name: value for name, (count, value) in self._logged.items() if count > mark}
         return self._log_count, news
 
+    def defer(self, action: Callable[[], None]) -> None:
+        """Call ``action`` once when the next step has ended, at the epoch's end, or on the way out."""
+        self._deferred.append(action)
+
     # For engines.
+
+    def _run_deferred(self) -> None:
+        while self._deferred:
+            self._deferred.popleft()()
 
     def _stop_as_agreed(self) -> None:
         """Note a stop that the ranks have agreed on."""

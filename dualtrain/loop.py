@@ -61,6 +61,7 @@ def run_training(
                 if step_begin is not None:
                     step_begin(context)
                 params["net_outputs"] = step(batch)
+                context._run_deferred()
                 if step_end is not None:
                     step_end(context)
                 if should_stop():
@@ -70,6 +71,7 @@ def run_training(
             end_pass(iterator, batches)
         if evaluate is not None and is_due(number, valid_frequency):
             evaluate()
+        context._run_deferred()
         bus.emit(Event.TRAIN_EPOCH_END, context)
         if epoch_ended is not None:
             epoch_ended()
