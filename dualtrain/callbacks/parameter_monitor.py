@@ -47,8 +47,8 @@ class ParameterMonitor(LogWriting):
             ``bias``); a parameter that the network itself owns is a group of its own.
         log_file: Samples go into this file, a row each: ``step``, ``epoch``, ``global_step``,
             ``parameters`` (a list of ``group``, ``weight_norm``, ``grad_norm``, ``update_ratio``) and
-            ``dead_gradients``. None, and no ``sinks``: the numbers go to ``run_context.log`` as ``update_ratio/<group>``
-            and so on, for the rows of loggers that stand behind this callback.
+            ``dead_gradients``. None, and no ``sinks``: the numbers go to ``run_context.log`` as
+            ``update_ratio/<group>`` and so on, for the rows of loggers that stand behind this callback.
         sinks: Where each row goes beside the file, on rank 0. They are closed when the run ends, so
             give each run its own; a ``MemorySink`` stays readable.
 

@@ -24,9 +24,10 @@ class StepLogger(LogWriting):
     ``lr`` (the rate this step used; a list with several parameter groups), ``elapsed_sec``
     since train begin, whatever callbacks gave to ``run_context.log()``, and ``timestamp``
     (Unix seconds). After each evaluation of the run a row with ``"mode": "eval"`` has its results, with
-    the ``step`` and ``epoch`` of training; results that are no numbers are left out. Numbers keep full precision; NaN and infinities are null, and a
-    ``nonfinite`` object says which. Information about the run (versions, model, backend,
-    start time) is beside the log, in ``<log_file>.meta.json``.
+    the ``step`` and ``epoch`` of training; results that are no numbers are left out.
+    Numbers keep full precision; NaN and infinities are null, and a ``nonfinite`` object says which.
+    Information about the run (versions, model, backend, start time) is beside the log, in
+    ``<log_file>.meta.json``.
 
     A finished log of the same name is moved aside to ``train_log.1.jsonl`` and so on; a log
     that a live run is writing is refused before the first step. An error while it is written,

@@ -43,9 +43,9 @@ class TransformerMonitor(LogWriting):
         monitor_layers: Indexes of attention layers, in the order of the forward pass. None: all.
         grad_norm_threshold: A norm below it is warned of as vanishing, once until it is above again.
             1e-3 is far below what a healthy run has and far above float32's rounding.
-        log_file: Where rows go; read at train begin. None, and no ``sinks``: ``grad_norm``, ``grad_norm_clipped`` and
-            the means over heads, as ``attention_entropy/<layer>``, are given to ``run_context.log``,
-            so that a StepLogger behind this one in the list has them in its rows.
+        log_file: Where rows go; read at train begin. None, and no ``sinks``: ``grad_norm``,
+            ``grad_norm_clipped`` and the means over heads, as ``attention_entropy/<layer>``, are given to
+            ``run_context.log``, so that a StepLogger behind this one in the list has them in its rows.
         grad_interval: Updates between two rows.
         attention_interval: Steps between two samples. At 50 a sample of the default size costs about
             1 % of a training's time for a batch of eight, 2 to 4 % in MindSpore's GRAPH mode, and less
