@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 from engines import ProbabilitiesOf
+from shown_sinks import ShownSink
 from trials import ShownTrial
 
 import dualtrain as dt
@@ -48,8 +49,13 @@ SETTINGS = {
         {"trial": ShownTrial({}), "metric_name": "eval_loss"},
     ),
     "ParameterMonitor": (
-        {"interval": 2, "patterns": {"all": "weight"}, "log_file": "parameters.jsonl"},
-        {"interval": 3, "patterns": ["w"], "log_file": "more.jsonl"},
+        {
+            "interval": 2,
+            "patterns": {"all": "weight"},
+            "log_file": "parameters.jsonl",
+            "sinks": (ShownSink("a"),),
+        },
+        {"interval": 3, "patterns": ["w"], "log_file": "more.jsonl", "sinks": ()},
     ),
     "ProgressBar": (
         {"refreshes_per_sec": 2, "seconds_per_line": 5000},
@@ -80,6 +86,7 @@ SETTINGS = {
             "rank": "all",
             "asynchronous": False,
             "max_bytes": 600,
+            "sinks": (ShownSink("b"), ShownSink("c")),
         },
         {
             "log_file": "two.jsonl",
@@ -87,6 +94,7 @@ SETTINGS = {
             "rank": "main",
             "asynchronous": True,
             "max_bytes": 10**6,
+            "sinks": (),
         },
     ),
     "TransformerMonitor": (
@@ -100,6 +108,7 @@ SETTINGS = {
             "attention_samples": 4,
             "attention_fn": ProbabilitiesOf(),
             "rank": "all",
+            "sinks": (ShownSink("d"),),
         },
         {
             "monitor_layers": None,
@@ -111,6 +120,7 @@ SETTINGS = {
             "attention_samples": None,
             "attention_fn": None,
             "rank": "main",
+            "sinks": (),
         },
     ),
     "Throughput": (
