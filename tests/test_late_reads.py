@@ -165,6 +165,20 @@ def test_a_monitors_rows_are_those_that_are_read_at_once(
     assert [row["grad_norm"] for row in rows("late.jsonl")] == [3.0] * 5
 
 
+def test_norms_are_watched_on_a_rank_that_does_not_write(
+    device: Device, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(testing._FakeBackend, "rank", lambda self: 1)
+    monitor = dt.callbacks.TransformerMonitor(
+        log_file="log.jsonl", grad_interval=3, explosion_threshold=2.0
+    )
+    with pytest.warns(UserWarning, match="no attention"):
+        LateLoop(LOSSES, gradients={"weight": [3.0]}).run([device.counting(), monitor])
+    assert device.reads == [(1, 2), (4, 5)]
+    assert caplog.text.count("step 1: the gradient norm, 3, is exploding") == 1
+    assert not Path("log.jsonl").exists()
+
+
 def test_norms_that_a_logger_is_given_are_read_at_once(device: Device) -> None:
     monitor = dt.callbacks.TransformerMonitor()
     with pytest.warns(UserWarning, match="no attention"):

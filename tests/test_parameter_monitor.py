@@ -644,3 +644,11 @@ def test_rows_go_to_sinks_and_an_evaluation_adds_none(log_file):
     assert logged == [{}] * 4
     if log_file is not None:
         assert [one.step for one in read_log(log_file).records] == [1, 3]
+
+
+def test_a_rank_that_does_not_write_hands_nothing_on(monkeypatch):
+    memory, logged = MemorySink(), []
+    leave = At("on_train_begin", lambda c: monkeypatch.setattr(type(c.backend), "rank", lambda self: 1))
+    watch = At("on_train_step_end", lambda c: logged.append(c.logged_since(0)[1]))
+    FakeLoop([1.0, 2.0]).run([leave, ParameterMonitor(interval=1, sinks=[memory]), watch])
+    assert (memory.records, logged) == ([], [{}, {}])

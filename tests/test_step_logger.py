@@ -245,6 +245,16 @@ def test_evaluations_between_steps_and_before_the_first_one_are_logged():
     ]
 
 
+def test_a_lone_evaluation_within_a_run_adds_no_row():
+    logger = StepLogger(log_interval=1)
+
+    def evaluate_alone(run_context):
+        logger.on_eval_end(dt.RunContext({"mode": "eval", "cur_step_num": 3, "metrics": {"acc": 0.5}}))
+
+    FakeLoop([1.0, 2.0]).run([logger, At("on_train_step_end", evaluate_alone, step=1)])
+    assert [(row["step"], row.get("mode")) for row in rows_of()] == [(1, None), (2, None)]
+
+
 # Further sinks.
 
 
