@@ -61,7 +61,8 @@ def run_training(
                 if step_begin is not None:
                     step_begin(context)
                 params["net_outputs"] = step(batch)
-                context._run_deferred()
+                if context._deferred:
+                    context._run_deferred()
                 if step_end is not None:
                     step_end(context)
                 if should_stop():
