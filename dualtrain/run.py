@@ -110,9 +110,9 @@ class Run:
 
     @property
     def outputs(self) -> Native:
-        """The outputs of the step at hand, detached, such as its loss; callbacks see them as ``net_outputs``.
+        """The detached outputs of the step at hand, such as its loss; None if not set.
 
-        None where the step sets none.
+        Callbacks see them as ``net_outputs``.
         """
         return self._outputs
 
@@ -182,7 +182,7 @@ class Run:
             end_pass(iterator, loader)
 
     def step(self, batch: Any = None) -> _OpenStep:
-        """Make one training step where there is no loader, as in reinforcement learning: ``with run.step():``.
+        """Make one training step without a loader, as in reinforcement learning: ``with run.step():``.
 
         Outside of ``run.epochs()`` the first step opens an epoch.
 
@@ -325,8 +325,8 @@ def _named(optimizer: Native) -> dict[str, Native]:
         return {}
     if isinstance(optimizer, (list, tuple)):
         raise ArgumentTypeError(
-            f"Run(optimizer=...) takes one optimizer, or a mapping name -> optimizer for several, but got a "
-            f"{type(optimizer).__name__} of {len(optimizer)}: give each a name."
+            f"Run(optimizer=...) takes one optimizer, or a mapping name -> optimizer for several, but got "
+            f"a {type(optimizer).__name__} of {len(optimizer)}: give each a name."
         )
     return dict(optimizer) if isinstance(optimizer, Mapping) else {"optimizer": optimizer}
 
