@@ -168,7 +168,7 @@ def test_a_monitors_rows_are_those_that_are_read_at_once(
 def test_norms_are_watched_on_a_rank_that_does_not_write(
     device: Device, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(testing._FakeBackend, "rank", lambda self: 1)
+    monkeypatch.setattr(FakeBackend, "rank", lambda self: 1)
     monitor = dt.callbacks.TransformerMonitor(
         log_file="log.jsonl", grad_interval=3, explosion_threshold=2.0
     )
