@@ -257,8 +257,8 @@ def test_where_that_is_not_known_before_it_is_an_error_at_the_end() -> None:
     with pytest.raises(RunStateError, match="this run has made none"):
         with dt.Run([seen, callback], epochs=1) as run:
             for _ in run.epochs():
-                for run.outputs in run.batches([0.5]):
-                    pass
+                for batch in run.batches([0.5]):
+                    run.outputs = batch
     assert "on_train_step_end" in seen.calls
 
 

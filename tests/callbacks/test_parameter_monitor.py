@@ -646,10 +646,11 @@ def test_rows_go_to_sinks_and_an_evaluation_adds_none(log_file):
 def test_a_rank_that_does_not_write_hands_nothing_on(monkeypatch):
     memory, logged = MemorySink(), []
 
-    def of_1(backend):
-        return 1
+    def leave(run_context):
+        monkeypatch.setattr(type(run_context.backend), "rank", lambda self: 1, raising=False)
 
-    leave = At("on_train_begin", lambda c: monkeypatch.setattr(type(c.backend), "rank", of_1, raising=False))
     watch = At("on_train_step_end", lambda c: logged.append(c.logged_since(0)[1]))
-    FakeLoop([1.0, 2.0]).run([leave, ParameterMonitor(interval=1, sinks=[memory]), watch])
+    FakeLoop([1.0, 2.0]).run(
+        [At("on_train_begin", leave), ParameterMonitor(interval=1, sinks=[memory]), watch]
+    )
     assert (memory.records, logged) == ([], [{}, {}])
