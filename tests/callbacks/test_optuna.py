@@ -254,11 +254,15 @@ THIRD_DATA = [(np.ones((1, 1)), np.ones((1, 1)))]
 def test_where_that_is_not_known_before_it_is_an_error_at_the_end() -> None:
     seen = Recorder()
     callback = OptunaCallback(optuna.create_study().ask(), "val_loss")
-    with pytest.raises(RunStateError, match="this run has made none"):
+
+    def train() -> None:
         with dt.Run([seen, callback], epochs=1) as run:
             for _ in run.epochs():
                 for batch in run.batches([0.5]):
                     run.outputs = batch
+
+    with pytest.raises(RunStateError, match="this run has made none"):
+        train()
     assert "on_train_step_end" in seen.calls
 
 
