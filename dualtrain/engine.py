@@ -225,6 +225,8 @@ class RunEngine:
         call it on every rank, after the last part. Cost: on several ranks one all-reduce.
         """
         state = self._state
+        if self._any_rank is None and not self._stopped_before_evaluation:
+            return state.stop_requested
         if state.params.get("mode") == "eval":
             return state.stop_requested and not self._stopped_before_evaluation
         if self._any_rank is not None and self._any_rank(state.stop_requested) and not state.stop_requested:
