@@ -91,7 +91,7 @@ def test_native_callbacks_stay_in_their_place_and_runs_of_ours_share_a_bridge(
     assert order == ["a", "b", "native", "c"] * 2
     kinds = [type(c).__name__ for c in seen]
     assert [k for k in kinds if not k.startswith("_")] == [
-        "DualTrainBridge",
+        "LeadingBridge",
         "NativeSubclass",
         "DualTrainBridge",
     ]

@@ -1,0 +1,112 @@
+"""Names that are not public API and that dualtrain uses, each with a fallback.
+
+================================  ==========  ==============================  ==============================
+Name                              Seen in     Use                             Without it
+================================  ==========  ==============================  ==============================
+``train.model._pynative_executor``  2.7-2.10  Stop recording after an error   The forward pass of the next
+                                              inside a Cell in PYNATIVE mode  run may be recorded twice
+``common._no_grad``               2.7-2.10    Probe without recording         Probes record gradients: more
+                                                                              memory, same values
+``common.hook_handle              2.7-2.10    Keep a compiled graph after     The graph is compiled again
+._HOOK_VERSION``                              a probe has removed its hooks   after a probe
+``ops.function.nn_func            2.7-2.10    Find the attention of layers    Only ``ops.Softmax`` is found
+.softmax_impl``                               that call ``ops.softmax``
+``Cell._jit_config_dict``         2.7-2.10    Compile our train step with     Our step is compiled with the
+                                              the user's ``jit_config``       default configuration
+``Model._train_network``          2.7-2.10    Train with our train step       The capabilities of our train
+                                                                              step are absent
+``Model._build_train_network``    2.7-2.10    Build MindSpore's train step    ``train_step`` is refused, in
+                                              around ``train_step``           one sentence
+``Model._network``                2.7-2.10    The same                        The same
+``Model._update_metrics``         2.7-2.10    Metrics of a network that       MindSpore's own error message
+                                              returns a loss alone
+``_signal.signal`` (CPython)      3.10-3.13   Set a signal handler twice per  ``signal.signal``: ten times
+                                              step                            the cost
+================================  ==========  ==============================  ==============================
+
+Of ``Model`` these are attributes and methods of ``MindSporeModel``'s own superclass; that file overrides
+them and says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from mindspore import nn
+
+_JIT_CONFIG = "_jit_config_dict"
+_HOOK_VERSION = "_HOOK_VERSION"
+_SOFTMAX = "softmax_impl"
+
+
+def stop_recording() -> None:
+    """Make PYNATIVE mode forget the operations that an error inside a Cell has left recorded."""
+    executor = _find("mindspore.train.model", "_pynative_executor")
+    clear = getattr(executor, "clear_res", None)
+    if clear is not None:
+        clear()
+
+
+def no_grad() -> AbstractContextManager[Any]:
+    """Return a context in which PYNATIVE mode does not record operations."""
+    context = _find("mindspore.common", "_no_grad")
+    return nullcontext() if context is None else context()
+
+
+@contextmanager
+def same_hook_version() -> Iterator[None]:
+    """Restore the counter by which MindSpore recognises that hooks have changed."""
+    module = _module("mindspore.common.hook_handle")
+    version = getattr(module, _HOOK_VERSION, None)
+    try:
+        yield
+    finally:
+        if version is not None:
+            setattr(module, _HOOK_VERSION, version)
+
+
+@contextmanager
+def replaced_softmax(replace: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Replace the function behind ``ops.softmax`` meanwhile.
+
+    Args:
+        replace: Takes the function and returns its replacement.
+    """
+    module = _module("mindspore.ops.function.nn_func")
+    function = getattr(module, _SOFTMAX, None)
+    if function is None:
+        yield
+        return
+    setattr(module, _SOFTMAX, replace(function))
+    try:
+        yield
+    finally:
+        setattr(module, _SOFTMAX, function)
+
+
+def share_jit_config(cell: nn.Cell, source: nn.Cell) -> None:
+    """Give a Cell the ``jit_config`` of another one."""
+    config = getattr(source, "jit_config_dict", None)
+    if config and hasattr(cell, _JIT_CONFIG):
+        setattr(cell, _JIT_CONFIG, config)
+
+
+def signal_setter() -> Callable[[int, Any], Any]:
+    """Return a function that sets a signal handler, without the conversion of arguments to enums."""
+    setter: Callable[[int, Any], Any] = _find("_signal", "signal") or signal.signal
+    return setter
+
+
+def _find(module: str, name: str) -> Any:
+    return getattr(_module(module), name, None)
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
