@@ -89,7 +89,7 @@ class Batches:
 
     def _begin(self) -> Any:
         """Begin a pass and return its first batch."""
-        self.ahead.begin(self._dataset, self._length, self._limit)
+        self.ahead.begin(self._dataset, None, self._limit)  # a length may be wrong
         self._is_open = True
         return next(self.ahead, _NONE)
 

@@ -50,11 +50,9 @@ from dualtrain.protocol import Backend, Capability, Native
 class MindSporeModel(train.Model):  # type: ignore[misc]
     """Train, fit, evaluate and predict with a ``mindspore.nn.Cell``.
 
-    Made by ``dt.Model(...)``, which documents the arguments. A schedule of the optimizer is wrapped, so that
-    ``scale_lr`` works on top of it.
-
-    Of its superclass it sets ``_train_network`` and ``_network``, and overrides ``_build_train_network`` and
-    ``_update_metrics``; see ``borrowed``.
+    Made by ``dt.Model(...)``, which documents the arguments. A schedule of the optimizer is wrapped for
+    ``scale_lr``. Of its superclass the class sets ``_train_network`` and ``_network``, and overrides
+    ``_build_train_network`` and ``_update_metrics``; see ``borrowed``.
     """
 
     def __init__(
@@ -99,12 +97,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         self._scaler = None
         if amp is not None:
             self._scaler, amp_level = mixed_precision(amp, amp_level, native)
-        metrics = (
-            {"eval_loss": train.Loss()}
-            if metrics is None and eval_network is None
-            else make_metrics(metrics)
-        )
-        self._own_metrics: dict[str, Any] = metrics or {}
+        self._own_metrics = metrics = make_metrics(metrics, has_default=eval_network is None)
         self._step_cells: list[TrainStepCell] = []
         if train_step is not None:
             self._step_cells = [ForwardCell(network, train_step), EvalCell(network, train_step)]
@@ -230,7 +223,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
     def _training(
         self, callbacks: Any, sink: bool, dataset: Any, passes: int, **run: Any
     ) -> Iterator[list[Any]]:
-        """Enter a run of training; gives the callback list for MindSpore."""
+        """Enter a run of training, with the callback list for MindSpore."""
         optimizer = self._own_optimizer
         warn_of_short_table(optimizer, passes, dataset.get_dataset_size(), self._accumulate_steps)
         set_data = nullcontext() if optimizer is None else working_set_data(optimizer)
@@ -338,7 +331,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         if not (isinstance(outputs, tuple) and len(outputs) == 1):
             super()._update_metrics(outputs)
             return
-        for name, metric in self._own_metrics.items():
+        for name, metric in (self._own_metrics or {}).items():
             if not isinstance(metric, train.Loss):
                 raise metric_needs_outputs(name)
             metric.update(outputs[0])
