@@ -24,8 +24,7 @@ Name                              Seen in     Use                             Wi
                                               step                            the cost
 ================================  ==========  ==============================  ==============================
 
-Of ``Model`` these are attributes and methods of ``MindSporeModel``'s own superclass; that file overrides
-them and says so.
+``_build_train_network`` and ``_update_metrics`` are methods that ``MindSporeModel`` overrides.
 """
 
 from __future__ import annotations
@@ -39,6 +38,8 @@ from typing import Any
 from mindspore import nn
 
 _JIT_CONFIG = "_jit_config_dict"
+_TRAIN_NETWORK = "_train_network"
+_NETWORK = "_network"
 _HOOK_VERSION = "_HOOK_VERSION"
 _SOFTMAX = "softmax_impl"
 
@@ -93,6 +94,31 @@ def share_jit_config(cell: nn.Cell, source: nn.Cell) -> None:
     config = getattr(source, "jit_config_dict", None)
     if config and hasattr(cell, _JIT_CONFIG):
         setattr(cell, _JIT_CONFIG, config)
+
+
+def has_train_network(model: Any) -> bool:
+    """Tell whether the train step of MindSpore's Model can be replaced."""
+    return hasattr(model, _TRAIN_NETWORK)
+
+
+def replace_train_network(model: Any, cell: nn.Cell) -> None:
+    """Replace the train step of MindSpore's Model, if it can be replaced."""
+    if has_train_network(model):
+        setattr(model, _TRAIN_NETWORK, cell)
+
+
+@contextmanager
+def replaced_network(model: Any, network: nn.Cell) -> Iterator[bool]:
+    """Replace the network of MindSpore's Model meanwhile; tells whether it can be replaced."""
+    if not hasattr(model, _NETWORK):
+        yield False
+        return
+    previous = getattr(model, _NETWORK)
+    setattr(model, _NETWORK, network)
+    try:
+        yield True
+    finally:
+        setattr(model, _NETWORK, previous)
 
 
 def signal_setter() -> Callable[[int, Any], Any]:

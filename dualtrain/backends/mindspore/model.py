@@ -28,7 +28,12 @@ from dualtrain.backends.mindspore.arguments import (
     mixed_precision,
     warn_of_short_table,
 )
-from dualtrain.backends.mindspore.borrowed import stop_recording
+from dualtrain.backends.mindspore.borrowed import (
+    has_train_network,
+    replace_train_network,
+    replaced_network,
+    stop_recording,
+)
 from dualtrain.backends.mindspore.cells import EvalCell, ForwardCell, LossEvalCell, TrainStepCell
 from dualtrain.backends.mindspore.check import GradientCheck
 from dualtrain.backends.mindspore.data import as_dataset, closing_passes
@@ -51,8 +56,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
     """Train, fit, evaluate and predict with a ``mindspore.nn.Cell``.
 
     Made by ``dt.Model(...)``, which documents the arguments. A schedule of the optimizer is wrapped for
-    ``scale_lr``. Of its superclass the class sets ``_train_network`` and ``_network``, and overrides
-    ``_build_train_network`` and ``_update_metrics``; see ``borrowed``.
+    ``scale_lr``. The private parts of the superclass are in ``borrowed``.
     """
 
     def __init__(
@@ -264,13 +268,12 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         """Tell whether a StepCell can replace MindSpore's own train step."""
         native = self._native_network
         plain = type(native) is nn.TrainOneStepCell and not native.sense_flag
-        return plain and not sink and hasattr(self, "_train_network")
+        return plain and not sink and has_train_network(self)
 
     def _step(self, engine: RunEngine, dataset: Any, sink: bool) -> MindSporeStep:
         """Return the step of a run, with our own train step if a callback or an argument needs it."""
         cell = self._step_cell_for(engine, dataset)
-        if hasattr(self, "_train_network"):
-            self._train_network = self._native_network if cell is None else cell
+        replace_train_network(self, self._native_network if cell is None else cell)
         probing = MindSporeProbing(
             self._own_network,
             self._step_cells[0] if self._step_cells else None,
@@ -316,15 +319,10 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
 
     def _build_train_network(self) -> nn.Cell:
         """Build MindSpore's train step around ``train_step``, if there is one."""
-        if not self._step_cells or not hasattr(self, "_network"):
+        if not self._step_cells:
             return super()._build_train_network()
-        network = self._network  # type: ignore[has-type]
-        self._network = self._step_cells[0]
-        try:
+        with replaced_network(self, self._step_cells[0]) as self._is_built:
             return super()._build_train_network()
-        finally:
-            self._network = network
-            self._is_built = True
 
     def _update_metrics(self, outputs: Native) -> None:
         """Update the metrics, also from a loss alone, as EvalCell and LossEvalCell return it."""
