@@ -92,25 +92,6 @@ def test_softmax_is_replaced_during_a_probe_alone(engine: Any) -> None:
     assert seen.values == [before] * 2
 
 
-def test_without_the_jit_config_our_step_is_compiled_by_default(
-    engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import mindspore
-
-    from dualtrain.backends.mindspore import borrowed
-
-    network = engine.weight()
-    network.set_jit_config(mindspore.JitConfig(jit_level="O0"))
-    known = dt.Model(network, engine.loss_fn(), engine.sgd(network, 0.1), clip_norm=5.0)
-    known.train(1, ones(1))
-    assert known.train_network.jit_config_dict["jit_level"] == "O0"
-    monkeypatch.setattr(borrowed, "_JIT_CONFIG", "absent")
-    other = dt.Model(network, engine.loss_fn(), engine.sgd(network, 0.1), clip_norm=5.0)
-    other.train(1, ones(1))
-    assert not other.train_network.jit_config_dict
-    assert engine.value(network) == pytest.approx(0.8)
-
-
 def test_without_the_train_network_its_capabilities_are_absent(
     engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

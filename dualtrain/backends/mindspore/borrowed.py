@@ -11,8 +11,6 @@ Name                              Seen in     Use                             Wi
 ._HOOK_VERSION``                              a probe has removed its hooks   after a probe
 ``ops.function.nn_func            2.7-2.10    Find the attention of layers    Only ``ops.Softmax`` is found
 .softmax_impl``                               that call ``ops.softmax``
-``Cell._jit_config_dict``         2.7-2.10    Compile our train step with     Our step is compiled with the
-                                              the user's ``jit_config``       default configuration
 ``Model._train_network``          2.7-2.10    Train with our train step       The capabilities of our train
                                                                               step are absent
 ``Model._build_train_network``    2.7-2.10    Build MindSpore's train step    ``train_step`` is refused, in
@@ -37,7 +35,6 @@ from typing import Any
 
 from mindspore import nn
 
-_JIT_CONFIG = "_jit_config_dict"
 _TRAIN_NETWORK = "_train_network"
 _NETWORK = "_network"
 _HOOK_VERSION = "_HOOK_VERSION"
@@ -87,13 +84,6 @@ def replaced_softmax(replace: Callable[[Callable[..., Any]], Callable[..., Any]]
         yield
     finally:
         setattr(module, _SOFTMAX, function)
-
-
-def share_jit_config(cell: nn.Cell, source: nn.Cell) -> None:
-    """Give a Cell the ``jit_config`` of another one."""
-    config = getattr(source, "jit_config_dict", None)
-    if config and hasattr(cell, _JIT_CONFIG):
-        setattr(cell, _JIT_CONFIG, config)
 
 
 def has_train_network(model: Any) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 import mindspore
 from mindspore import Tensor, nn, ops
 
-from dualtrain.backends.mindspore.borrowed import share_jit_config
 from dualtrain.backends.mindspore.cells import AccumulateCell, Kept, UpdateCell
 from dualtrain.backends.mindspore.data import Batches
 from dualtrain.backends.mindspore.modes import STEP_CELL_CAPABILITIES
@@ -63,7 +62,7 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
         batch_norms: list[str],
     ) -> None:
         super().__init__(native.network, native.optimizer)
-        share_jit_config(self, native)
+        _share_jit_config(self, native)
         self.batch_norms = batch_norms
         self.clip_norm = clip_norm
         self.scaler = scaler
@@ -174,7 +173,7 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
                     parameter_norms=parameter_norms,
                     guarded=self.guarded,
                 )
-            share_jit_config(cell, self)
+            _share_jit_config(cell, self)
             self._parts[key] = cell.set_train()
         return self._parts[key]
 
@@ -193,6 +192,12 @@ def asked_of_step(engine: RunEngine) -> frozenset[Capability]:
         if engine.bus.emitter(event) is not None
     }
     return asked_for & engine.context.capabilities & STEP_CELL_CAPABILITIES
+
+
+def _share_jit_config(cell: nn.Cell, source: nn.Cell) -> None:
+    """Compile a Cell with the ``jit_config`` of another one."""
+    if source.jit_config_dict and not cell.jit_config_dict:
+        cell.set_jit_config(source)  # it reads ``jit_config_dict`` alone, which a Cell has, too
 
 
 @lru_cache(maxsize=256)  # to create one costs as much as a small kernel
