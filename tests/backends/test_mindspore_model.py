@@ -244,10 +244,13 @@ def test_a_networks_jit_config_is_that_of_our_train_step(engine: Any) -> None:
 
 def test_limits_of_a_dry_run(engine: Any) -> None:
     """Two batches of three per epoch, of numpy and of MindSpore's own data; then a stop in an epoch."""
-    from mindspore.dataset import NumpySlicesDataset
+    from mindspore.dataset import GeneratorDataset, NumpySlicesDataset
 
     x, y = np.ones((3, 1), np.float32), np.array([[0], [0], [9]], np.float32)
-    for data in (NumpySlicesDataset((x, y), shuffle=False).batch(1), list(zip(x, y, strict=True))):
+    rows = list(zip(x, y, strict=True))
+    native = NumpySlicesDataset((x, y), shuffle=False).batch(1)
+    generated = GeneratorDataset(rows, ["x", "label"], shuffle=False).map(lambda x: x, ["x"]).batch(1)
+    for data in (native, generated, rows):
         network, model = make(engine)
         seen = Seen(lambda c: (c.step, c.epoch, c.batches_per_epoch, c.stop_reason), "on_train_epoch_end")
         model.train(2, data, seen, limit_batches=2)

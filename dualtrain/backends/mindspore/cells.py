@@ -114,9 +114,9 @@ class AccumulateCell(GradientCell):
 class UpdateCell(GradientCell):
     """Update with the batch that ends a window: reduce, unscale, measure, clip, and call the optimizer.
 
-    Where callbacks listen to the events in between, which only PYNATIVE mode has, the parts of ``construct``
-    are called one by one. Where the window is this batch alone, ``share`` and ``rescale`` are None, and the
-    multiplication by them is not compiled.
+    Where callbacks listen to the events in between, which only PYNATIVE mode has, the parts of
+    ``construct`` are called one by one. Where the window is this batch alone, ``share`` and ``rescale``
+    are None, and the multiplication by them is not compiled.
 
     Args:
         native, scaler: As for ``GradientCell``.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -143,5 +144,5 @@ def as_dataset(role: str, dataset: Any, *, passes: int, limit: int | None = None
     if dataset.get_dataset_size() == 0:
         raise empty(role)
     if limit is not None and limit < dataset.get_dataset_size():
-        return dataset.take(limit)
+        return deepcopy(dataset).take(limit)  # a node of a pipeline can have one consumer alone
     return dataset
