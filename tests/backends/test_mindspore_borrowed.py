@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 from typing import Any
 
@@ -38,8 +39,10 @@ def take_away(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
     """Hide names of modules from us alone: MindSpore itself needs most of them."""
     from dualtrain.backends.mindspore import borrowed
 
-    find = borrowed._module
-    monkeypatch.setattr(borrowed, "_module", lambda name: None if name in modules else find(name))
+    def find(name: str) -> Any:
+        return None if name in modules else importlib.import_module(name)
+
+    monkeypatch.setattr(borrowed, "_module", find)
 
 
 @pytest.mark.parametrize("module", MODULES)

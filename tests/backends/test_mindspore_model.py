@@ -237,7 +237,7 @@ def test_a_networks_jit_config_is_that_of_our_train_step(engine: Any) -> None:
     network.set_jit_config(mindspore.JitConfig(jit_level="O0"))
     model = dt.Model(network, engine.loss_fn(), engine.sgd(network), clip_norm=5.0)
     model.train(1, ones(1))
-    (part,) = model.train_network._parts.values()
+    (part,) = vars(model.train_network)["_parts"].values()
     for cell in (model.train_network, part):
         assert cell.jit_config_dict["jit_level"] == "O0"
 

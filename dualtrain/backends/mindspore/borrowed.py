@@ -1,26 +1,26 @@
 """Names that are not public API and that dualtrain uses, each with a fallback.
 
-================================  ==========  ==============================  ==============================
-Name                              Seen in     Use                             Without it
-================================  ==========  ==============================  ==============================
-``train.model._pynative_executor``  2.7-2.10  Stop recording after an error   The forward pass of the next
-                                              inside a Cell in PYNATIVE mode  run may be recorded twice
-``common._no_grad``               2.7-2.10    Probe without recording         Probes record gradients: more
-                                                                              memory, same values
-``common.hook_handle              2.7-2.10    Keep a compiled graph after     The graph is compiled again
-._HOOK_VERSION``                              a probe has removed its hooks   after a probe
-``ops.function.nn_func            2.7-2.10    Find the attention of layers    Only ``ops.Softmax`` is found
-.softmax_impl``                               that call ``ops.softmax``
-``Model._train_network``          2.7-2.10    Train with our train step       The capabilities of our train
-                                                                              step are absent
-``Model._build_train_network``    2.7-2.10    Build MindSpore's train step    ``train_step`` is refused, in
-                                              around ``train_step``           one sentence
-``Model._network``                2.7-2.10    The same                        The same
-``Model._update_metrics``         2.7-2.10    Metrics of a network that       MindSpore's own error message
-                                              returns a loss alone
-``_signal.signal`` (CPython)      3.10-3.13   Set a signal handler twice per  ``signal.signal``: ten times
-                                              step                            the cost
-================================  ==========  ==============================  ==============================
+=====================================  =========  ============================  ============================
+Name                                   Seen in    Use                           Without it
+=====================================  =========  ============================  ============================
+``train.model._pynative_executor``     2.7-2.10   Stop recording after an       The next run may record its
+                                                  error inside a Cell           forward pass twice
+                                                  (PYNATIVE mode)
+``common._no_grad``                    2.7-2.10   Probe without recording       Probes take more memory
+``common.hook_handle._HOOK_VERSION``   2.7-2.10   Keep a compiled graph after   The graph is compiled again
+                                                  a probe with hooks
+``ops.function.nn_func.softmax_impl``  2.7-2.10   Find attention that calls     Only ``ops.Softmax`` is
+                                                  ``ops.softmax``               found
+``Model._train_network``               2.7-2.10   Train with our train step     The capabilities of our
+                                                                                train step are absent
+``Model._build_train_network``         2.7-2.10   Build MindSpore's train step  ``train_step`` is refused
+                                                  around ``train_step``
+``Model._network``                     2.7-2.10   The same                      The same
+``Model._update_metrics``              2.7-2.10   Metrics of a network that     An error of MindSpore's
+                                                  returns a loss alone
+``_signal.signal`` (CPython)           3.10-3.13  Set a signal handler twice    ``signal.signal``, at ten
+                                                  per step                      times the cost
+=====================================  =========  ============================  ============================
 
 ``_build_train_network`` and ``_update_metrics`` are methods that ``MindSporeModel`` overrides.
 """

@@ -41,9 +41,8 @@ class InterruptWatch(SignalWatch):
 
     def __init__(self, request_stop: Callable[[str], None]) -> None:
         super().__init__(request_stop)
-        self._interrupt = signal.getsignal(signal.SIGINT)
-        self._main = threading.current_thread() is threading.main_thread()
-        self._libc = ctypes.CDLL(None) if self._main and sys.platform == "linux" else None
+        self._interrupt: Any = None
+        self._libc: Any = None
         self._set_handler = signal_setter()
         self._python_handler = 0
         self._stack = _Stack()
@@ -53,6 +52,9 @@ class InterruptWatch(SignalWatch):
 
     def __enter__(self) -> InterruptWatch:
         super().__enter__()
+        if threading.current_thread() is threading.main_thread():
+            self._interrupt = signal.getsignal(signal.SIGINT)
+            self._libc = ctypes.CDLL(None) if sys.platform == "linux" else None
         self.retake()
         if self._libc is not None and self._is_set:
             self._python_handler = self._c_handler(signal.SIGINT)
@@ -64,7 +66,7 @@ class InterruptWatch(SignalWatch):
             self._libc.sigaltstack(ctypes.byref(self._previous), None)
             self._previous = None
         super().__exit__(*error)
-        if self._main and callable(self._interrupt):
+        if callable(self._interrupt):
             signal.signal(signal.SIGINT, self._interrupt)
 
     def retake(self) -> None:
@@ -74,7 +76,7 @@ class InterruptWatch(SignalWatch):
             KeyboardInterrupt, SystemExit: The error of a signal that came while MindSpore's C code read a
                 Python attribute: MindSpore took it for a missing attribute.
         """
-        if self._main and callable(self._interrupt):
+        if callable(self._interrupt):
             self._set_handler(_SIGINT, self._on_sigint)
         raised, self._raised = self._raised, None
         if raised is not None:
@@ -92,7 +94,6 @@ class InterruptWatch(SignalWatch):
             raise
 
     def _on_sigint(self, signum: int, frame: Any) -> None:
-        assert callable(self._interrupt)
         try:
             self._interrupt(signum, frame)
         except BaseException as error:
@@ -118,7 +119,6 @@ class InterruptWatch(SignalWatch):
 
     def _record_senders(self) -> _Stack:
         """Have the kernel write the sender of each SIGTERM onto an alternate signal stack."""
-        assert self._libc is not None
         previous = _Stack()
         self._memory = ctypes.create_string_buffer(_STACK_SIZE)
         self._stack = _Stack(ctypes.addressof(self._memory), 0, _STACK_SIZE)
@@ -131,7 +131,6 @@ class InterruptWatch(SignalWatch):
         return previous
 
     def _c_handler(self, signum: int) -> int:
-        assert self._libc is not None
         action = (ctypes.c_char * _ACTION_SIZE)()
         self._libc.sigaction(int(signum), None, action)
         return int(struct.unpack_from("Q", action)[0])
