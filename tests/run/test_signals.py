@@ -317,23 +317,3 @@ def test_sigint_is_left_to_python():
     with terminate_cleanly():
         assert signal.getsignal(signal.SIGINT) is before
     assert signal.getsignal(signal.SIGINT) is before
-
-
-@pytest.mark.mindspore
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_that_mindspore_swallows_is_raised_at_the_next_step(signum):
-    """Its C code takes any error of an attribute for the attribute's absence."""
-    from dualtrain.backends.mindspore.signals import InterruptWatch
-
-    swallow = "try:\n    os.kill(os.getpid(), signum)\nexcept BaseException:\n    pass"
-    expected = KeyboardInterrupt if signum == signal.SIGINT else SystemExit
-    before = signal.getsignal(signal.SIGINT)
-    watch = InterruptWatch()
-    with watch.watching():
-        exec(swallow, {"__name__": "mindspore.common.tensor", "os": os, "signum": signum})
-        with pytest.raises(expected):
-            watch.retake()
-        watch.retake()  # once
-        exec(swallow, {"__name__": "a_callback", "os": os, "signum": signum})
-        watch.retake()  # who swallows it elsewhere means it
-    assert signal.getsignal(signal.SIGINT) is before
