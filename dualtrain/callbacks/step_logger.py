@@ -141,7 +141,7 @@ class StepLogger(LogWriting):
         if self._held is not None:
             self._held.values.update(late)
 
-    def on_teardown(self, run_context: RunContext) -> None:
+    def _end_log(self) -> None:
         try:
             self._write_held()
         finally:
