@@ -99,6 +99,9 @@ def _of_one_monitored_run(logs: Sequence[Log]) -> bool:
 
 def _summary(log: Log) -> list[str]:
     lines = [f"{log.path}: {len(log.records)} records"]
+    evaluations = sum(record.mode == "eval" for record in log.records)
+    if evaluations:
+        lines[0] += f", {evaluations} of them evaluations"
     if log.records:
         first, last = log.records[0], log.records[-1]
         lines[0] += f", steps {first.step} to {last.step}, epochs {first.epoch} to {last.epoch}"
@@ -107,10 +110,18 @@ def _summary(log: Log) -> list[str]:
     if log.meta:
         told = ("started", "model", "backend", "backend_version", "dualtrain", "python")
         lines.append("  ".join(f"{key} {log.meta[key]}" for key in told if log.meta.get(key) is not None))
+    for mode, heading in (("train", "value"), ("eval", "evaluation")):
+        if mode == "train" or log.names_of(mode):
+            lines += _columns(log, mode, heading)
+    return lines
+
+
+def _columns(log: Log, mode: str, heading: str) -> list[str]:
+    lines = []
     if log.records:
-        lines.append(f"{'value':<{_WIDTH}}{'first':>14}{'last':>14}{'min':>14}{'max':>14}")
-    for name in log.names:
-        values = log.column(name)[1]
+        lines.append(f"{heading:<{_WIDTH}}{'first':>14}{'last':>14}{'min':>14}{'max':>14}")
+    for name in log.names_of(mode):
+        values = log.column(name, mode)[1]
         groups = max((len(v) for v in values if isinstance(v, tuple)), default=0)
         if not groups:
             lines += _row(name, values)

@@ -483,8 +483,8 @@ class RunContext:
             raise RunStateError("This run cannot accumulate gradients, so accumulate_steps cannot be set.")
         if accumulation is None:
             raise RunStateError(
-                "accumulate_steps can be set only if the callback that sets it has Capability.ACCUMULATION in "
-                "its needs, since the step is chosen for it at train begin."
+                "accumulate_steps can be set only if the callback that sets it has Capability.ACCUMULATION "
+                "in its needs, since the step is chosen for it at train begin."
             )
         accumulation.accumulate_steps = positive_int("RunContext", "accumulate_steps", value)
 
@@ -495,10 +495,10 @@ class RunContext:
     ) -> list[AttentionLayer]:
         """Describe the attention of each layer on the training batch at hand.
 
-        It is computed by a forward pass of its own: in evaluation mode, without gradient, not compiled, with
-        random state, buffers, frozen parameters and the modules' attributes restored afterwards. So training
-        goes on as without it, unless the network, hooks on it or ``train_step`` change objects outside of
-        the network, such as a global list. The weights are the present ones: at ``on_train_step_begin``
+        It is computed by a forward pass of its own: in evaluation mode, without gradient, not compiled,
+        with random state, buffers, frozen parameters and the modules' attributes restored afterwards. So
+        training goes on as without it, unless the network, hooks on it or ``train_step`` change objects
+        outside of the network, such as a global list. The weights are the present ones: at ``on_train_step_begin``
         those that the step is about to use.
 
         Args:

@@ -109,7 +109,7 @@ class RunEngine:
     # The whole of a run.
 
     def use(self, step: Any) -> None:
-        """Take the training step, before the run is opened; ``step.capabilities`` are added to the run's."""
+        """Take the training step, before the run is opened, and add ``step.capabilities`` to the run's."""
         self._state.use(step)
         self._state.capabilities = self._capabilities | getattr(step, "capabilities", frozenset())
         self._begin_batch = getattr(step, "begin", None)

@@ -41,7 +41,7 @@ class Evaluation:
 
     @property
     def outputs(self) -> Native:
-        """The outputs of the evaluation step at hand, detached, such as its loss; None where none are set."""
+        """The detached outputs of the evaluation step at hand, such as its loss; None if not set."""
         return self._outputs
 
     @outputs.setter

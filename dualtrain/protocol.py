@@ -52,7 +52,8 @@ class AttentionLayer:
         first: The probability of the first position that is not padding.
         distance: ``sum(p * abs(query - key))`` in positions; None where queries and keys differ in
             number, so that they are not one sequence.
-        per_key: The mean probability of each key: a float32 array of shape (heads, keys) whose rows sum to one.
+        per_key: The mean probability of each key: a float32 array of shape (heads, keys) whose rows sum
+            to one.
     """
 
     layer: int
@@ -219,7 +220,7 @@ class HandWrittenLoops(Protocol):
 
 
 class Step(Protocol):
-    """The training step of a run: the core, which every engine has. One object per run, owned by the engine.
+    """The training step of a run: the core, which every engine has. One object per run.
 
     Optional parts are attributes; a step leaves out those that it does not have: ``gradients``
     (``Gradients``), ``accumulation`` (``Accumulation``), ``manual`` (``ManualStages``) and ``probing``

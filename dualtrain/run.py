@@ -75,12 +75,12 @@ class Run:
         max_steps: int | None = None,
         limit_batches: int | None = None,
     ) -> None:
-        counts = {"batches_per_epoch": batches_per_epoch, "max_steps": max_steps}
-        _check_counts(initial_epoch, epochs, **counts, limit_batches=limit_batches)
+        counts = {"max_steps": max_steps, "limit_batches": limit_batches}
+        _check_counts(initial_epoch, epochs=epochs, batches_per_epoch=batches_per_epoch, **counts)
         optimizers = _named(optimizer)
         found = _find_backend(backend, network, optimizers)
-        self._epochs, self._initial_epoch = epochs, initial_epoch
-        self._epoch = initial_epoch
+        self._epochs = epochs
+        self._epoch = self._initial_epoch = initial_epoch
         self._limit = limit_batches
         mode = "a hand-written loop" if found is None else f"a hand-written loop ({found.describe_mode()})"
         self.engine = RunEngine(
@@ -113,9 +113,9 @@ class Run:
 
     @property
     def outputs(self) -> Native:
-        """The outputs of the step at hand, detached, such as its loss; callbacks see them as ``net_outputs``.
+        """The detached outputs of the step at hand, such as its loss; None if not set.
 
-        None where the step sets none.
+        Callbacks see them as ``net_outputs``.
         """
         return self._outputs
 
@@ -186,7 +186,7 @@ class Run:
 
     @contextmanager
     def step(self, batch: Any = None) -> Iterator[None]:
-        """Make one training step where there is no loader, as in reinforcement learning: ``with run.step():``.
+        """Make one training step without a loader, as in reinforcement learning: ``with run.step():``.
 
         Outside of ``run.epochs()`` the first step opens an epoch.
 
@@ -197,7 +197,7 @@ class Run:
         try:
             yield
         except BaseException:
-            self._outputs = None
+            self._outputs = None  # if the error is caught, the next verb ends the step
             raise
         self._end_step()
         self.engine.should_stop()  # ranks agree here
@@ -299,10 +299,11 @@ class Run:
             raise RunStateError(f"run.{verb}() belongs inside `with run:`, but the run is not open.")
 
 
-def _check_counts(initial_epoch: int, epochs: int | None, **counts: int | None) -> None:
-    for name, value in {"epochs": epochs, **counts}.items():
+def _check_counts(initial_epoch: int, **counts: int | None) -> None:
+    for name, value in counts.items():
         if value is not None:
             positive_int("Run", name, value)
+    epochs = counts["epochs"]
     if isinstance(initial_epoch, bool) or not isinstance(initial_epoch, int):
         raise ArgumentTypeError(f"Run(initial_epoch=...) takes an integer, but got {initial_epoch!r}.")
     if initial_epoch < 0 or (epochs is not None and initial_epoch >= epochs):
@@ -316,8 +317,8 @@ def _named(optimizer: Native) -> dict[str, Native]:
         return {}
     if isinstance(optimizer, (list, tuple)):
         raise ArgumentTypeError(
-            f"Run(optimizer=...) takes one optimizer, or a mapping name -> optimizer for several, but got a "
-            f"{type(optimizer).__name__} of {len(optimizer)}: give each a name."
+            f"Run(optimizer=...) takes one optimizer, or a mapping name -> optimizer for several, but got "
+            f"a {type(optimizer).__name__} of {len(optimizer)}: give each a name."
         )
     return dict(optimizer) if isinstance(optimizer, Mapping) else {"optimizer": optimizer}
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from dualtrain.callback import Callback
 from dualtrain.context import RunContext
-from dualtrain.errors import ArgumentTypeError, ArgumentValueError
+from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
 from dualtrain.monitor import Monitor, find_metric
+from dualtrain.protocol import Weights
 
 
 class EarlyStopping(Callback):
@@ -58,6 +59,11 @@ class EarlyStopping(Callback):
         return self._monitor.best
 
     def on_train_begin(self, run_context: RunContext) -> None:
+        if self.restore_best_weights and not isinstance(run_context.backend, Weights):
+            raise RunStateError(
+                f"EarlyStopping(restore_best_weights=True) needs a backend that copies weights, but this run "
+                f"has {run_context.backend}: give the run its network, or leave the option out."
+            )
         if not self._resuming:
             self._monitor.reset()
         self._resuming = False
@@ -72,16 +78,17 @@ class EarlyStopping(Callback):
             raise ArgumentValueError(f"EarlyStopping(monitor=...): {error.args[0]}.") from None
         if self._monitor.improved(value):
             backend = run_context.backend
-            if self.restore_best_weights and backend is not None:
-                self._weights = backend.weights(run_context.original_args()["network"])
+            if self.restore_best_weights and isinstance(backend, Weights):
+                self._weights = backend.weights(run_context.network)
         elif self._monitor.exhausted:
             run_context.request_stop(
                 f"{self.monitor} has not improved on {self.best} for {self._monitor.waited} evaluations"
             )
 
     def on_train_end(self, run_context: RunContext) -> None:
-        if self._weights is not None and run_context.backend is not None:
-            run_context.backend.assign_weights(run_context.original_args()["network"], self._weights)
+        backend = run_context.backend
+        if self._weights is not None and isinstance(backend, Weights):
+            backend.assign_weights(run_context.network, self._weights)
             self._weights = None
 
     def state_dict(self) -> dict[str, Any]:

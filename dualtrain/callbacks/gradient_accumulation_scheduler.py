@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dualtrain.arguments import positive_int
 from dualtrain.callback import Callback
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 from dualtrain.protocol import Capability
-from dualtrain.triggers import positive_int
 
 
 class GradientAccumulationScheduler(Callback):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from dualtrain.arguments import positive_int
 from dualtrain.callback import Callback
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentValueError
-from dualtrain.triggers import positive_int
 
 
 class LearningRateWarmup(Callback):

@@ -93,8 +93,7 @@ class NanGuard(Callback):
                 found = _ELSEWHERE
             else:
                 found = f"the norm of the gradients is {norm}"
-        backend = run_context.backend
-        if backend is not None and run_context.world_size > 1 and backend.any_rank(found is not None):
+        if run_context.any_rank(found is not None):
             found = found or _ELSEWHERE
         window_is_bad = found is not None or self._window_is_bad
         self.skipped += skipped and window_is_bad

@@ -130,9 +130,7 @@ class OptunaCallback(Callback):
         if self._monitor.improved(value):
             self.best_step = self._step
         prune = run_context.is_main and self._report(value)
-        if run_context.backend is not None:
-            prune = run_context.backend.any_rank(prune)
-        if prune:
+        if run_context.any_rank(prune):
             self.pruned = True
             pruned = require("optuna", extra="optuna").TrialPruned
             reason = f"pruned at evaluation {self._step}, with {self.metric_name} {value:g}"

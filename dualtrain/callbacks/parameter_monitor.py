@@ -9,13 +9,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dualtrain.arguments import checked_path, checked_sinks, positive_int
 from dualtrain.callbacks._log_writing import LogWriting
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
-from dualtrain.protocol import Capability, Native
+from dualtrain.protocol import Capability, Native, ParameterCopies
 from dualtrain.records import Record
 from dualtrain.sinks.run_log import RunLog
-from dualtrain.triggers import positive_int
+from dualtrain.sinks.sink import Sink
 
 _SHOWN = 5
 
@@ -46,8 +47,10 @@ class ParameterMonitor(LogWriting):
             ``bias``); a parameter that the network itself owns is a group of its own.
         log_file: Samples go into this file, a row each: ``step``, ``epoch``, ``global_step``,
             ``parameters`` (a list of ``group``, ``weight_norm``, ``grad_norm``, ``update_ratio``) and
-            ``dead_gradients``. None: the numbers go to ``run_context.log`` as ``update_ratio/<group>``
-            and so on, for the rows of loggers that stand behind this callback.
+            ``dead_gradients``. None, and no ``sinks``: the numbers go to ``run_context.log`` as
+            ``update_ratio/<group>`` and so on, for the rows of loggers that stand behind this callback.
+        sinks: Where each row goes beside the file, on rank 0. They are closed when the run ends, so
+            give each run its own; a ``MemorySink`` stays readable.
 
     Attributes:
         last: The last sample, as a row of the log has it; None before the first.
@@ -78,14 +81,13 @@ class ParameterMonitor(LogWriting):
         interval: int = 50,
         patterns: Mapping[str, str] | Sequence[str] | None = None,
         log_file: str | os.PathLike[str] | None = None,
+        *,
+        sinks: Sequence[Sink] = (),
     ) -> None:
         self.interval = positive_int("ParameterMonitor", "interval", interval)
         self.patterns = _checked_patterns(patterns)
-        if log_file is not None and not isinstance(log_file, (str, os.PathLike)):
-            raise ArgumentTypeError(
-                f"ParameterMonitor(log_file=...) takes a path or None, but got {log_file!r}."
-            )
-        self.log_file = log_file
+        self.log_file = checked_path("ParameterMonitor", "log_file", log_file, optional=True)
+        self.sinks = checked_sinks("ParameterMonitor", sinks)
         self.last: dict[str, Any] | None = None
         self._forget_run()
 
@@ -105,9 +107,10 @@ class ParameterMonitor(LogWriting):
         if not resuming:
             self.last = None
         self._check_patterns(list(run_context.trained_parameters))
-        if self.log_file is not None:
-            meta = {"interval": self.interval, "patterns": self.patterns}
-            self._run_log = RunLog.open(run_context, self.log_file, append=resuming, meta=meta)
+        meta = {"interval": self.interval, "patterns": self.patterns}
+        self._run_log = RunLog.open(
+            run_context, self.log_file, sinks=self.sinks, append=resuming, meta=meta
+        )
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
         step = run_context.step or 0
@@ -115,7 +118,7 @@ class ParameterMonitor(LogWriting):
             self._due, self._next_sample = True, step + self.interval
         if self._due and self._before is None:
             backend = run_context.backend
-            assert backend is not None  # a run that has what this callback needs has one
+            assert isinstance(backend, ParameterCopies)  # a run with the capability has such a backend
             parameters = run_context.trained_parameters
             self._watched = {name: parameters[name] for name in parameters if self._groups_of(name)}
             self._before = backend.copy_parameters(self._watched)
@@ -130,7 +133,7 @@ class ParameterMonitor(LogWriting):
             return
         self._due = False
         backend = run_context.backend
-        assert backend is not None
+        assert isinstance(backend, ParameterCopies)
         gradients = run_context.parameter_grad_norms or {}
         changes = backend.parameter_changes(before, watched)
         self._record(run_context, changes, {name: gradients[name] for name in changes if name in gradients})
@@ -185,7 +188,7 @@ class ParameterMonitor(LogWriting):
         if self._run_log is not None:
             record = Record(run_context.step or 0, run_context.epoch, "train", time.time(), values)
             self._run_log.write(record)
-        elif self.log_file is None:
+        elif self.log_file is None and not self.sinks:
             for row in parameters:
                 for quantity in ("update_ratio", "grad_norm", "weight_norm"):
                     run_context.log(f"{quantity}/{row['group']}", row[quantity])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from dualtrain.arguments import positive_int
 from dualtrain.callback import Callback
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentValueError
 from dualtrain.monitor import Monitor
-from dualtrain.triggers import positive_int
 
 
 class SmartTrainer(Callback):

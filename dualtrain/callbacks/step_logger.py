@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dualtrain.arguments import checked_path, checked_rank, checked_sinks, positive_int
 from dualtrain.callbacks._log_writing import LogWriting
-from dualtrain.context import RunContext
-from dualtrain.errors import ArgumentTypeError, ArgumentValueError
+from dualtrain.context import RESERVED_NAMES, RunContext
+from dualtrain.errors import ArgumentTypeError
 from dualtrain.records import Record
-from dualtrain.sinks.run_log import RunLog
-from dualtrain.triggers import Every, positive_int
+from dualtrain.sinks.run_log import Later, RunLog
+from dualtrain.sinks.sink import Sink
+from dualtrain.triggers import Every
 
 
 class StepLogger(LogWriting):
-    """Log every ``log_interval``-th step, and the very last one, to a file.
+    """Log every ``log_interval``-th step, the very last one, and each evaluation, to a file and to sinks.
 
     A row has ``step`` and ``epoch`` (from 1), ``global_step`` (optimizer updates), ``loss``,
     ``lr`` (the rate this step used; a list with several parameter groups), ``elapsed_sec``
     since train begin, whatever callbacks gave to ``run_context.log()``, and ``timestamp``
-    (Unix seconds). Numbers keep full precision; NaN and infinities are null, and a
-    ``nonfinite`` object says which. Information about the run (versions, model, backend,
-    start time) is beside the log, in ``<log_file>.meta.json``.
+    (Unix seconds). After each evaluation of the run a row with ``"mode": "eval"`` has its results, with
+    the ``step`` and ``epoch`` of training; results that are no numbers are left out.
+    Numbers keep full precision; NaN and infinities are null, and a ``nonfinite`` object says which.
+    Information about the run (versions, model, backend, start time) is beside the log, in
+    ``<log_file>.meta.json``.
 
     A finished log of the same name is moved aside to ``train_log.1.jsonl`` and so on; a log
     that a live run is writing is refused before the first step. An error while it is written,
@@ -40,19 +44,21 @@ class StepLogger(LogWriting):
             so that the GPU is not left without work. If not, a row is there when its step ends.
         max_bytes: The size of the file at which it is renamed to ``train_log.part1.jsonl`` and
             so on, and a new one begun. None: no limit.
+        sinks: Where each row goes beside the file, on the ranks that write. They are closed when the
+            run ends, so give each run its own; a ``MemorySink`` stays readable.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: An argument cannot be used.
         LogInUseError, OSError: At train begin, if the file cannot be had.
 
-    A row is written when its step ends, but for an epoch's last one, which waits for what the
-    evaluation logs.
+    A row is written when its step ends, but for the last one of an epoch, which waits for what the
+    evaluation logs. The row of an evaluation is written when the next step ends, or the epoch does.
     A run that another callback stops after this one has written has a second row for its last step
     if something is logged after that.
 
     Cost: every ``log_interval`` steps one device sync and, on the training thread, about 7 us, or 15 us
     without a thread; otherwise a comparison, 2 us. With PyTorch on a GPU, and a thread, no sync.
-    Events: train begin, epoch begin, step end, epoch end, train end, teardown.
+    Events: train begin, epoch begin, step end, eval end, epoch end, train end, teardown.
     """
 
     def __init__(
@@ -63,24 +69,22 @@ class StepLogger(LogWriting):
         rank: str = "main",
         asynchronous: bool = True,
         max_bytes: int | None = None,
+        sinks: Sequence[Sink] = (),
     ) -> None:
-        if not isinstance(log_file, (str, os.PathLike)):
-            raise ArgumentTypeError(f"StepLogger(log_file=...) takes a path, but got {log_file!r}.")
-        if rank not in ("main", "all"):
-            raise ArgumentValueError(f"StepLogger(rank=...) is 'main' or 'all', but got {rank!r}.")
         if not isinstance(asynchronous, bool):
             raise ArgumentTypeError(f"StepLogger(asynchronous=...) is a bool, but got {asynchronous!r}.")
-        self.log_file = log_file
+        self.log_file = checked_path("StepLogger", "log_file", log_file)
         self.log_interval = positive_int("StepLogger", "log_interval", log_interval)
-        self.rank = rank
+        self.rank = checked_rank("StepLogger", rank)
         self.asynchronous = asynchronous
         self.max_bytes = None if max_bytes is None else positive_int("StepLogger", "max_bytes", max_bytes)
+        self.sinks = checked_sinks("StepLogger", sinks)
         self._forget_run()
 
     def _forget_run(self) -> None:
         self._log: RunLog | None = None
-        self._held: Record | None = None
-        self._late_loss: Callable[[], float] | None = None
+        self._held: list[tuple[Record, Later | None]] = []  # a row of training and those of evaluations
+        self._step = 0
         self._next_row: float = 0
         self._epoch_ends: int | None = None
         self._written_step = 0
@@ -95,11 +99,13 @@ class StepLogger(LogWriting):
             self._written_step = written_step
         self._start = time.monotonic()
         self._every = Every(steps=self.log_interval)
-        self._every.reset(step=run_context.step or 0)
+        self._step = run_context.step or 0
+        self._every.reset(step=self._step)
         self._next_row = self._every.next_step
         self._log = RunLog.open(
             run_context,
             self.log_file,
+            sinks=self.sinks,
             rank=self.rank,
             asynchronous=self.asynchronous,
             append=resuming,
@@ -114,19 +120,26 @@ class StepLogger(LogWriting):
     def on_train_step_end(self, run_context: RunContext) -> None:
         if self._log is None:
             return
-        if self._held is not None:
+        if self._held:
             self._write_held()
-        step = run_context.step or 0
+        self._step = step = run_context.step or 0
         if step < self._next_row and step != self._epoch_ends and not run_context.get_stop_requested():
             return
         due = self._every.due(step=step)
         self._next_row = self._every.next_step
         may_be_last = _may_be_last_step(run_context)
         if due or may_be_last is True:
-            self._held = self._record(run_context)
-            if may_be_last is False and self._late_loss is None:
+            self._held.append(self._row(run_context))
+            if may_be_last is False:
                 self._write_held()
             # Else until the next step: what an evaluation logs after the last one belongs into it.
+
+    def on_eval_end(self, run_context: RunContext) -> None:
+        if self._log is None or run_context.epoch is None:
+            return
+        results = _numbers_of(run_context.metrics)
+        # Held, as a row of training may still come before it: that of the step at which the run ends.
+        self._held.append((Record(self._step, run_context.epoch, "eval", time.time(), results), None))
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         if not run_context.get_stop_requested() and run_context.epoch != run_context.epochs:
@@ -136,16 +149,18 @@ class StepLogger(LogWriting):
         if self._log is None or not run_context.step:
             return
         late = self._logged(run_context)
-        if self._held is None and (late or self._last_row != run_context.step):
-            self._held = self._record(run_context)
-        if self._held is not None:
-            self._held.values.update(late)
+        holds_row = bool(self._held) and self._held[0][0].mode == "train"
+        if not holds_row and (late or self._last_row != run_context.step):
+            self._held.insert(0, self._row(run_context))
+            holds_row = True
+        if holds_row:
+            self._held[0][0].values.update(late)
 
     def _end_log(self) -> None:
         try:
             self._write_held()
         finally:
-            log, self._log, self._held = self._log, None, None
+            log, self._log, self._held = self._log, None, []
             if log is not None:
                 log.close()
 
@@ -158,29 +173,29 @@ class StepLogger(LogWriting):
         self._written_step = state["written_step"]
         self._resuming = self._written_step > 0
 
-    def _record(self, run_context: RunContext) -> Record:
-        self._late_loss = run_context.loss_later() if self.asynchronous else None
+    def _row(self, run_context: RunContext) -> tuple[Record, Later | None]:
+        loss_later = run_context.loss_later() if self.asynchronous else None
         values = {
             "global_step": run_context.global_step,
-            "loss": run_context.loss if self._late_loss is None else None,  # until it is read
+            "loss": run_context.loss if loss_later is None else None,  # until it is read
             "lr": run_context.lr,
             "elapsed_sec": round(time.monotonic() - self._start, 6),
             **self._logged(run_context),
         }
-        return Record(run_context.step or 0, run_context.epoch, "train", time.time(), values)
+        record = Record(run_context.step or 0, run_context.epoch, "train", time.time(), values)
+        return record, None if loss_later is None else lambda: {"loss": loss_later()}
 
     def _logged(self, run_context: RunContext) -> dict[str, float]:
         self._log_mark, logged = run_context.logged_since(self._log_mark)
         return logged
 
     def _write_held(self) -> None:
-        record, self._held = self._held, None
-        late_loss, self._late_loss = self._late_loss, None
-        if record is not None and self._log is not None:
-            if late_loss is not None:
-                record.values["loss"] = late_loss()
-            self._log.write(record)
-            self._written_step = self._last_row = record.step
+        rows, self._held = self._held, []
+        for record, later in rows:
+            if self._log is not None:
+                self._log.write(record, later=later)
+                if record.mode == "train":
+                    self._written_step = self._last_row = record.step
 
 
 def _may_be_last_step(run_context: RunContext) -> bool | None:
@@ -192,3 +207,17 @@ def _may_be_last_step(run_context: RunContext) -> bool | None:
     if run_context.step_in_epoch != run_context.batches_per_epoch:
         return False
     return True if run_context.epoch == run_context.epochs else None
+
+
+def _numbers_of(results: Mapping[str, Any]) -> dict[str, float | tuple[float, ...]]:
+    """Return the results of an evaluation that are numbers, or one-dimensional arrays of them."""
+    numbers: dict[str, float | tuple[float, ...]] = {}
+    for name, value in results.items():
+        if isinstance(value, (str, bytes)):
+            continue
+        own_name = f"eval_{name}" if name in RESERVED_NAMES else name
+        try:
+            numbers[own_name] = tuple(map(float, value)) if getattr(value, "ndim", 0) == 1 else float(value)
+        except (TypeError, ValueError):
+            continue  # a confusion matrix, a text, nothing at all
+    return numbers

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from dualtrain.arguments import positive_int
 from dualtrain.callback import Callback
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentTypeError
 from dualtrain.protocol import Capability
-from dualtrain.triggers import Every, positive_int
+from dualtrain.triggers import Every
 
 
 class Throughput(Callback):
@@ -128,8 +129,8 @@ class Throughput(Callback):
         self._steps += step - self._last_step  # more than one where data is sunk to the device
         self._last_step = step
         batch = run_context.original_args().get("train_dataset_element")
-        backend = run_context.backend
-        first = None if backend is None else backend.batch_shape(batch)
+        batch_shape = getattr(run_context.backend, "batch_shape", None)
+        first = None if batch_shape is None else batch_shape(batch)
         tokens: float | None = None
         if first is not None:
             shape = first.shape

@@ -10,13 +10,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dualtrain.arguments import checked_path, checked_rank, checked_sinks, positive_int
 from dualtrain.callbacks._log_writing import LogWriting
 from dualtrain.context import RunContext
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, DualTrainError
 from dualtrain.protocol import AttentionLayer, Capability
 from dualtrain.records import Record
-from dualtrain.sinks.run_log import RunLog
-from dualtrain.triggers import positive_int
+from dualtrain.sinks.run_log import Later, RunLog
+from dualtrain.sinks.sink import Sink
 
 _logger = logging.getLogger(__name__)
 
@@ -42,9 +43,9 @@ class TransformerMonitor(LogWriting):
         monitor_layers: Indexes of attention layers, in the order of the forward pass. None: all.
         grad_norm_threshold: A norm below it is warned of as vanishing, once until it is above again.
             1e-3 is far below what a healthy run has and far above float32's rounding.
-        log_file: Where rows go; read at train begin. None: ``grad_norm``, ``grad_norm_clipped`` and
-            the means over heads, as ``attention_entropy/<layer>``, are given to ``run_context.log``,
-            so that a StepLogger behind this one in the list has them in its rows.
+        log_file: Where rows go; read at train begin. None, and no ``sinks``: ``grad_norm``,
+            ``grad_norm_clipped`` and the means over heads, as ``attention_entropy/<layer>``, are given to
+            ``run_context.log``, so that a StepLogger behind this one in the list has them in its rows.
         grad_interval: Updates between two rows.
         attention_interval: Steps between two samples. At 50 a sample of the default size costs about
             1 % of a training's time for a batch of eight, 2 to 4 % in MindSpore's GRAPH mode, and less
@@ -57,6 +58,8 @@ class TransformerMonitor(LogWriting):
             shape (samples, heads, queries, keys); called out of band.
         rank: ``"main"``: rank 0 alone writes. ``"all"``: each rank a file of its own. Attention is
             sampled on all ranks.
+        sinks: Where each row goes beside the file, on the ranks that write. They are closed when the
+            run ends, so give each run its own; a ``MemorySink`` stays readable.
 
     Attributes:
         attention: The last sample: a list of ``AttentionLayer``, one for each layer watched.
@@ -89,6 +92,7 @@ class TransformerMonitor(LogWriting):
         attention_samples: int | None = 8,
         attention_fn: Callable[[Any, Any], Sequence[Any]] | None = None,
         rank: str = "main",
+        sinks: Sequence[Sink] = (),
     ) -> None:
         _check_layers(monitor_layers)
         if not 0 <= grad_norm_threshold < explosion_threshold:
@@ -96,17 +100,13 @@ class TransformerMonitor(LogWriting):
                 f"TransformerMonitor takes 0 <= grad_norm_threshold < explosion_threshold, but got "
                 f"{grad_norm_threshold!r} and {explosion_threshold!r}."
             )
-        if log_file is not None and not isinstance(log_file, (str, os.PathLike)):
-            raise ArgumentTypeError(f"TransformerMonitor(log_file=...) takes a path, but got {log_file!r}.")
         if attention_fn is not None and not callable(attention_fn):
             raise ArgumentTypeError(
                 f"TransformerMonitor(attention_fn=...) takes a function, but got {attention_fn!r}."
             )
-        if rank not in ("main", "all"):
-            raise ArgumentValueError(f"TransformerMonitor(rank=...) is 'main' or 'all', but got {rank!r}.")
         self.monitor_layers = monitor_layers
         self.grad_norm_threshold = grad_norm_threshold
-        self.log_file = log_file
+        self.log_file = checked_path("TransformerMonitor", "log_file", log_file, optional=True)
         self.grad_interval = positive_int("TransformerMonitor", "grad_interval", grad_interval)
         self.attention_interval = positive_int(
             "TransformerMonitor", "attention_interval", attention_interval
@@ -116,7 +116,8 @@ class TransformerMonitor(LogWriting):
             positive_int("TransformerMonitor", "attention_samples", attention_samples)
         self.attention_samples = attention_samples
         self.attention_fn = attention_fn
-        self.rank = rank
+        self.rank = checked_rank("TransformerMonitor", rank)
+        self.sinks = checked_sinks("TransformerMonitor", sinks)
         self._forget_run()
 
     def _forget_run(self) -> None:
@@ -127,7 +128,6 @@ class TransformerMonitor(LogWriting):
         self._sampled_now = False
         self._updates = 0
         self._trouble: str | None = None
-        self._held: Callable[[], None] | None = None
 
     def on_train_begin(self, run_context: RunContext) -> None:
         resuming, rows = self._resuming, self._rows
@@ -135,14 +135,14 @@ class TransformerMonitor(LogWriting):
         self._forget_run()
         if resuming:
             self._rows = rows
-        if self.log_file is not None:
-            self._log = RunLog.open(
-                run_context,
-                self.log_file,
-                rank=self.rank,
-                append=resuming,
-                meta={"attention_interval": self.attention_interval, "grad_interval": self.grad_interval},
-            )
+        self._log = RunLog.open(
+            run_context,
+            self.log_file,
+            sinks=self.sinks,
+            rank=self.rank,
+            append=resuming,
+            meta={"attention_interval": self.attention_interval, "grad_interval": self.grad_interval},
+        )
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
         step = run_context.step or 0
@@ -151,7 +151,6 @@ class TransformerMonitor(LogWriting):
             self._sample(run_context)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        self._write_held()
         sampled, self._sampled_now = self._sampled_now, False
         due = False
         if run_context.is_update_step:
@@ -160,25 +159,23 @@ class TransformerMonitor(LogWriting):
         if not (sampled or due):
             return
         step, skipped = run_context.step or 0, run_context.step_skipped
-        if self.log_file is None:
-            norm, clipped = run_context.grad_norm, run_context.grad_norm_clipped
-            self._watch_norm(step, skipped, norm)
-            self._hand_on(run_context, norm, clipped, sampled)
-            return
-        row = self._row(run_context, sampled)
-        norms_later = run_context.grad_norms_later()
+        handing_on = self.log_file is None and not self.sinks
+        norms_later = None if handing_on else run_context.grad_norms_later()
         if norms_later is None:
-            self._finish(row, skipped, run_context.grad_norm, run_context.grad_norm_clipped)
+            norms = self._watched(step, skipped, run_context.grad_norm, run_context.grad_norm_clipped)
+            if handing_on:
+                self._hand_on(run_context, norms, sampled)
+            else:
+                self._write(run_context, norms, sampled)
+        elif self._log is None:  # another rank writes
+            run_context.defer(lambda: self._watch_norm(step, skipped, norms_later()[0]))
         else:
-            self._held = lambda: self._finish(row, skipped, *norms_later())
+            self._write(run_context, {}, sampled, lambda: self._watched(step, skipped, *norms_later()))
 
     def _end_log(self) -> None:
-        try:
-            self._write_held()
-        finally:
-            log, self._log = self._log, None
-            if log is not None:
-                log.close()
+        log, self._log = self._log, None
+        if log is not None:
+            log.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what tells a resumed run to continue this log."""
@@ -249,38 +246,39 @@ class TransformerMonitor(LogWriting):
             _logger.warning("step %s: the gradient norm, %g, is %s.", step, norm, trouble)
         self._trouble = trouble
 
-    def _row(self, run_context: RunContext, sampled: bool) -> Record:
-        """The row of this step, in which the norms are still missing."""
+    def _watched(
+        self, step: int, skipped: bool, norm: float | None, clipped: float | None
+    ) -> dict[str, float | None]:
+        self._watch_norm(step, skipped, norm)
+        return {"grad_norm": norm, "grad_norm_clipped": clipped}
+
+    def _write(
+        self,
+        run_context: RunContext,
+        norms: dict[str, float | None],
+        sampled: bool,
+        later: Later | None = None,
+    ) -> None:
+        if self._log is None:
+            return
         values: dict[str, Any] = {
             "global_step": run_context.global_step,
             "grad_norm": None,
             "grad_norm_clipped": None,
+            **norms,
         }
         arrays = {}
         if sampled:
             values["attention"] = [row for layer in self.attention for row in _heads(layer)]
             arrays = {f"layer{layer.layer}": layer.per_key for layer in self.attention}
-        return Record(run_context.step or 0, run_context.epoch, "train", time.time(), values, arrays)
+        row = Record(run_context.step or 0, run_context.epoch, "train", time.time(), values, arrays)
+        self._log.write(row, later=later)
+        self._rows += 1
 
-    def _finish(self, row: Record, skipped: bool, norm: float | None, clipped: float | None) -> None:
-        self._watch_norm(row.step, skipped, norm)
-        if self._log is not None:
-            row.values.update(grad_norm=norm, grad_norm_clipped=clipped)
-            self._log.write(row)
-            self._rows += 1
-
-    def _write_held(self) -> None:
-        """Write the row of the step before, whose norm the device has copied meanwhile."""
-        held, self._held = self._held, None
-        if held is not None:
-            held()
-
-    def _hand_on(
-        self, run_context: RunContext, norm: float | None, clipped: float | None, sampled: bool
-    ) -> None:
-        if norm is not None and clipped is not None:
-            run_context.log("grad_norm", norm)
-            run_context.log("grad_norm_clipped", clipped)
+    def _hand_on(self, run_context: RunContext, norms: dict[str, float | None], sampled: bool) -> None:
+        for name, norm in norms.items():
+            if norm is not None:
+                run_context.log(name, norm)
         for layer in self.attention if sampled else ():
             run_context.log(f"attention_entropy/{layer.layer}", sum(layer.entropy) / len(layer.entropy))
             run_context.log(f"attention_max/{layer.layer}", sum(layer.maximum) / len(layer.maximum))

@@ -108,7 +108,7 @@ def _rows(logs: Sequence[Log], table: str) -> Iterator[tuple[int, dict[str, Any]
     """Yield the rows of a table, with their steps."""
     for log in logs:
         for record in log.records:
-            value = record.values.get(table)
+            value = record.values.get(table) if record.mode == "train" else None
             for row in value if isinstance(value, tuple) else ():
                 if isinstance(row, dict):
                     yield record.step, row

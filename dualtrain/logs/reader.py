@@ -32,21 +32,29 @@ class Log:
 
     @property
     def names(self) -> list[str]:
-        """The names of the values, in the order in which they first appear."""
-        return list(dict.fromkeys(name for record in self.records for name in record.values))
+        """The names of the values of training, in the order in which they first appear."""
+        return self.names_of("train")
 
-    def column(self, name: str) -> tuple[list[int], list[Any]]:
+    def names_of(self, mode: str) -> list[str]:
+        """Return the names of the values of ``"train"`` or ``"eval"``, in the order of appearance."""
+        of_mode = (record for record in self.records if record.mode == mode)
+        return list(dict.fromkeys(name for record in of_mode for name in record.values))
+
+    def column(self, name: str, mode: str = "train") -> tuple[list[int], list[Any]]:
         """Return the steps at which a value was recorded, and the values.
 
+        Args:
+            name: The name of the value.
+            mode: ``"train"``: of the rows of training. ``"eval"``: of those of evaluations, whose step
+                is the one of training after which the evaluation was made.
+
         Raises:
-            ArgumentValueError: No record has it; the message lists what there is.
+            ArgumentValueError: No record of that mode has it; the message lists what there is.
         """
-        if name not in self.names:
-            raise ArgumentValueError(
-                f"{self.path} has no {name!r}; it has {', '.join(self.names) or 'no values'}."
-            )
-        rows = [r for r in self.records if name in r.values]
-        return [r.step for r in rows], [r.values[name] for r in rows]
+        rows = [record for record in self.records if record.mode == mode and name in record.values]
+        if not rows:
+            raise ArgumentValueError(self._no_such(name, mode))
+        return [row.step for row in rows], [row.values[name] for row in rows]
 
     def arrays(self) -> Mapping[int, dict[str, Any]]:
         """Return the arrays beside the log, by step and name; empty if there are none.
@@ -54,6 +62,13 @@ class Log:
         A step's arrays are read, as numpy arrays, each time they are asked for.
         """
         return _Arrays(arrays_of(self.path))
+
+    def _no_such(self, name: str, mode: str) -> str:
+        named = {"train": self.names, "eval": self.names_of("eval")}
+        there = ", ".join(named.pop(mode, [])) or "no values"
+        others = [f"; of mode {other!r}: {', '.join(names)}" for other, names in named.items() if names]
+        of_mode = "" if mode == "train" else f" of mode {mode!r}"
+        return f"{self.path} has no {name!r}{of_mode}; it has {there}{''.join(others)}."
 
 
 class _Arrays(Mapping[int, dict[str, Any]]):

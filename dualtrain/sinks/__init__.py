@@ -9,6 +9,7 @@ from dualtrain._lazy import lazy_exports
 if TYPE_CHECKING:
     from dualtrain.sinks.async_ import AsyncSink as AsyncSink
     from dualtrain.sinks.console import ConsoleSink as ConsoleSink
+    from dualtrain.sinks.fan_out import FanOut as FanOut
     from dualtrain.sinks.jsonl import JsonlSink as JsonlSink
     from dualtrain.sinks.memory import MemorySink as MemorySink
     from dualtrain.sinks.run_log import RunLog as RunLog
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "AsyncSink": "dualtrain.sinks.async_:AsyncSink",
     "ConsoleSink": "dualtrain.sinks.console:ConsoleSink",
+    "FanOut": "dualtrain.sinks.fan_out:FanOut",
     "JsonlSink": "dualtrain.sinks.jsonl:JsonlSink",
     "MemorySink": "dualtrain.sinks.memory:MemorySink",
     "RunLog": "dualtrain.sinks.run_log:RunLog",

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
+from dualtrain.arguments import positive_int
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 from dualtrain.records import Record
 from dualtrain.sinks.sink import Sink
-from dualtrain.triggers import positive_int
 
 _POLL = 0.1
 """Seconds between two looks at an empty queue."""
@@ -34,13 +34,10 @@ class AsyncSink:
     Args:
         sink: Where the records go. It is used by the worker alone from now on, and closed
             with this one.
-        queue_size: Records that may wait.
+        queue_size: Records that may wait. While that many do, ``write`` waits too, so that none is lost.
         flush_interval: Seconds. What a killed process loses is at most so old.
-        when_full: What ``write`` does while ``queue_size`` records wait. ``"block"``: wait
-            until they are written, so that none is lost. ``"drop"``: drop the new one.
 
     Attributes:
-        dropped: Records dropped since the queue was full.
         lost: Records that the inner sink could not write: its own ``lost`` if it has one,
             else those for which its ``write`` failed.
 
@@ -57,7 +54,6 @@ class AsyncSink:
         *,
         queue_size: int = 10_000,
         flush_interval: float = 1.0,
-        when_full: str = "block",
     ) -> None:
         if not isinstance(sink, Sink):
             raise ArgumentTypeError(f"AsyncSink takes a sink with write, flush, close, but got {sink!r}.")
@@ -65,14 +61,8 @@ class AsyncSink:
             raise ArgumentValueError(
                 f"AsyncSink(flush_interval=...) must be positive, but got {flush_interval!r}."
             )
-        if when_full not in ("block", "drop"):
-            raise ArgumentValueError(
-                f"AsyncSink(when_full=...) is 'block' or 'drop', but got {when_full!r}."
-            )
         self.queue_size = positive_int("AsyncSink", "queue_size", queue_size)
         self.flush_interval = flush_interval
-        self.when_full = when_full
-        self.dropped = 0
         self._sink = sink
         self._queue: deque[Record | threading.Event | None] = deque()
         self._wake = threading.Event()
@@ -97,8 +87,9 @@ class AsyncSink:
             if self._forked:
                 return
             raise ValueError("this AsyncSink is closed.")
-        if len(self._queue) < self.queue_size or self._make_room():
-            self._queue.append(record)
+        if len(self._queue) >= self.queue_size:
+            self._drain()
+        self._queue.append(record)
         if self._error is not None:
             self._raise_error()
 
@@ -121,19 +112,17 @@ class AsyncSink:
         atexit.unregister(self.close)
         self._raise_error()
 
+    def disown(self) -> None:
+        """Write nothing from now on, as in a forked child, which has no worker."""
+        self._closed = self._forked = True
+        self._queue = deque()
+        self._lock = threading.Lock()  # whoever held it has not come along
+        atexit.unregister(self.close)
+
     def __repr__(self) -> str:
         return (
-            f"AsyncSink({self._sink!r}, queue_size={self.queue_size}, "
-            f"flush_interval={self.flush_interval}, when_full={self.when_full!r})"
+            f"AsyncSink({self._sink!r}, queue_size={self.queue_size}, flush_interval={self.flush_interval})"
         )
-
-    def _make_room(self) -> bool:
-        if self.when_full == "drop":
-            with self._lock:
-                self.dropped += 1
-            return False
-        self._drain()
-        return True
 
     def _drain(self) -> None:
         done = threading.Event()
@@ -187,12 +176,8 @@ _open_sinks: WeakSet[AsyncSink] = WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: there is no worker thread, and the records are the parent's."""
     for sink in list(_open_sinks):
-        sink._closed = sink._forked = True
-        sink._queue = deque()
-        sink._lock = threading.Lock()  # whoever held it has not come along
-        atexit.unregister(sink.close)
+        sink.disown()
 
 
 if hasattr(os, "register_at_fork"):

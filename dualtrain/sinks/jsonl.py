@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import stat
-import zipfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from dualtrain.errors import LogInUseError
+from dualtrain.arguments import positive_int
 from dualtrain.records import SCHEMA_VERSION, Record, arrays_of, part_of, parts_of, sidecar_of
-from dualtrain.triggers import positive_int
+from dualtrain.sinks.arrays import save_arrays
+from dualtrain.sinks.rotation import LOG_FLAGS, end_torn_line, is_at, lock, open_log, unlock
 
-try:
-    import fcntl
-except ImportError:  # Windows: no advisory locks, so a second writer is not noticed there
-    fcntl = None  # type: ignore[assignment]
-
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _WAITING_LINES = 1000
 """How many lines wait for a flush before they are written without one."""
 
@@ -35,7 +28,8 @@ class JsonlSink:
     and pipes are written to as they are.
 
     A record's ``arrays`` are saved as ``<path>.arrays/step-000000050.npz``, not for devices
-    and pipes. A second record of a step with arrays replaces the first one's.
+    and pipes. A second record of a step with arrays replaces the first one's. An array cannot be
+    called ``file`` or ``allow_pickle``, which are arguments of ``numpy.savez``.
 
     A write that fails half-way, as on a full disk, leaves no torn line: the file is cut back
     to its last whole one, and the next write that succeeds goes on there. A child of ``fork``
@@ -84,11 +78,11 @@ class JsonlSink:
         self._lines: list[bytes] = []  # not yet in the file
         self._torn = False
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = _open_log(self.path, append)
+        descriptor = open_log(self.path, append)
         try:
             self._regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
             if self._regular:
-                _end_torn_line(descriptor)
+                end_torn_line(descriptor)
                 sidecar = sidecar_of(self.path)
                 if meta is not None and not (append and sidecar.exists()):
                     line = json.dumps({"schema": SCHEMA_VERSION, **meta}) + "\n"
@@ -126,7 +120,7 @@ class JsonlSink:
             raise
         finally:
             if record.arrays and self._regular:
-                _save_arrays(arrays_of(self._place), record)
+                save_arrays(arrays_of(self._place), record)
 
     def flush(self) -> None:
         """Write the lines that wait, in one call. What cannot be written waits on."""
@@ -142,11 +136,15 @@ class JsonlSink:
         finally:
             self._give_up()
             descriptor, self._descriptor = self._descriptor, None
-            if fcntl is not None and self._regular:
-                # Not left to the closing: a process that is being started may have the
-                # descriptor too for a moment.
-                with suppress(OSError):
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+            if self._regular:
+                unlock(descriptor)
+            os.close(descriptor)
+
+    def disown(self) -> None:
+        """Have no part in the file from now on, nor in its lock, as in a forked child."""
+        descriptor, self._descriptor = self._descriptor, None
+        self._lines = []
+        if descriptor is not None:
             os.close(descriptor)
 
     def __repr__(self) -> str:
@@ -222,19 +220,19 @@ class JsonlSink:
         """
         old = self._descriptor
         assert old is not None
-        if not _is_at(old, self._place):
+        if not is_at(old, self._place):
             raise FileNotFoundError(f"the log {str(self.path)!r} has been moved or replaced: no new part.")
         fresh = self._place.with_name(self._place.name + ".next")
-        descriptor = os.open(fresh, _FLAGS, 0o666)
+        descriptor = os.open(fresh, LOG_FLAGS, 0o666)
         try:
-            _lock(descriptor, fresh)
+            lock(descriptor, fresh)
             os.ftruncate(descriptor, 0)  # a killed run may have left it
             number, part = ([(0, None), *parts_of(self._place).items()])[-1]
-            if part is None or not _is_at(old, part):  # as it is if a run was killed in between
+            if part is None or not is_at(old, part):  # as it is if a run was killed in between
                 os.link(self._place, part_of(self._place, number + 1))
             os.replace(fresh, self._place)
         except BaseException:
-            if not _is_at(descriptor, self._place):
+            if not is_at(descriptor, self._place):
                 os.close(descriptor)
                 with suppress(OSError):
                     fresh.unlink()
@@ -254,107 +252,9 @@ _open_sinks: WeakSet[JsonlSink] = WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: have no part in the files of the parent, nor in their locks."""
     for sink in list(_open_sinks):
-        descriptor, sink._descriptor = sink._descriptor, None
-        sink._lines = []
-        if descriptor is not None:
-            os.close(descriptor)
+        sink.disown()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_to_parent)
-
-
-def _open_log(path: Path, append: bool) -> int:
-    while True:
-        special = path.exists() and not path.is_file()
-        flags = os.O_WRONLY | getattr(os, "O_CLOEXEC", 0) if special else _FLAGS
-        descriptor = os.open(path, flags, 0o666)
-        try:
-            if special:
-                return descriptor
-            _lock(descriptor, path)
-            if not _is_at(descriptor, path):
-                os.close(descriptor)  # moved aside by another run between our two looks
-                continue
-            left = _belongings(path)
-            if append or (os.fstat(descriptor).st_size == 0 and not left):
-                return descriptor
-            _move_aside(path)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, path: Path) -> None:
-    if fcntl is None:
-        return
-    try:
-        # On the open descriptor: refused to a second run in this process too, and released
-        # by the system when its owner dies.
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise LogInUseError(
-            f"the log {str(path)!r} is being written by another run: give this run another log_file, "
-            f"or wait until the other one ends."
-        ) from None
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the open file is the one of that name."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _belongings(path: Path) -> list[Path]:
-    """Return the parts and the arrays of a log that there are."""
-    return [*parts_of(path).values(), *filter(Path.exists, [arrays_of(path)])]
-
-
-def _move_aside(path: Path) -> None:
-    """Rename a log and what belongs to it. The log itself comes last: it is locked until then."""
-    for number in itertools.count(1):
-        moves = _moves(path, number)
-        if not any(new.exists() for _, new in moves):
-            break
-    for old, new in moves:
-        old.rename(new)
-
-
-def _moves(path: Path, number: int) -> list[tuple[Path, Path]]:
-    aside = path.with_name(f"{path.stem}.{number}{path.suffix}")
-    moves = [(part, part_of(aside, n)) for n, part in parts_of(path).items()]
-    moves += [(arrays_of(path), arrays_of(aside)), (sidecar_of(path), sidecar_of(aside))]
-    return [(old, new) for old, new in moves if old.exists()] + [(path, aside)]
-
-
-def _end_torn_line(descriptor: int) -> None:
-    """End a last line that a killed run left torn, so that it cannot spoil the next one."""
-    size = os.fstat(descriptor).st_size
-    if size and os.pread(descriptor, 1, size - 1) != b"\n":
-        os.write(descriptor, b"\n")
-
-
-def _save_arrays(folder: Path, record: Record) -> None:
-    """Write an npz file beside its place and rename it, so that it is never torn."""
-    import numpy as np
-
-    npy: Any = np.lib.format
-    folder.mkdir(exist_ok=True)
-    place = folder / f"step-{record.step:09d}.npz"
-    beside = place.with_suffix(".npz.next")
-    try:
-        # As numpy.savez does it, which takes no array called "file".
-        with zipfile.ZipFile(beside, "w") as archive:
-            for name, array in record.arrays.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    npy.write_array(member, np.asarray(array), allow_pickle=False)
-        beside.replace(place)
-    except BaseException:
-        with suppress(OSError):
-            beside.unlink()
-        raise

@@ -6,6 +6,8 @@ import logging
 import os
 import platform
 import warnings
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -14,35 +16,53 @@ from dualtrain._version import __version__
 from dualtrain.context import RunContext
 from dualtrain.records import Record, of_rank
 from dualtrain.sinks.async_ import AsyncSink
+from dualtrain.sinks.fan_out import FanOut
 from dualtrain.sinks.jsonl import JsonlSink
 from dualtrain.sinks.sink import Sink
 
 _logger = logging.getLogger(__name__)
 
+Later = Callable[[], Mapping[str, Any]]
+"""Returns values of a record that were not known when it was written."""
+
 
 class RunLog:
-    """A JSONL log that never ends the run it tells of.
+    """A log in a JSONL file, in further sinks, or in both, that never ends the run it tells of.
 
     Open it at train begin with ``RunLog.open``, and close it at teardown. An ``OSError`` while
     it is written, as on a full disk, is warned of once; lines that find no room are counted,
     and the log goes on when there is room again.
 
     Args:
-        sink: What writes the file.
-        path: The file, for messages.
+        sink: Where the records go.
+        path: The file, for messages; None: there is none.
+        run_context: The run, which says when values that are still missing are known. None: they are
+            asked for at once.
+        flush_each: Flush after each record.
     """
 
-    def __init__(self, sink: Sink, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(
+        self,
+        sink: Sink,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        run_context: RunContext | None = None,
+        flush_each: bool = False,
+    ) -> None:
+        self.path = None if path is None else Path(path)
         self._sink = sink
+        self._run_context = run_context
+        self._flush_each = flush_each
+        self._waiting: deque[tuple[Record, Later | None]] = deque()
         self._warned = self._told = False
 
     @classmethod
     def open(
         cls,
         run_context: RunContext,
-        log_file: str | os.PathLike[str],
+        log_file: str | os.PathLike[str] | None,
         *,
+        sinks: Sequence[Sink] = (),
         rank: str = "main",
         asynchronous: bool = True,
         append: bool = False,
@@ -53,37 +73,45 @@ class RunLog:
 
         Args:
             run_context: The run.
-            log_file: The file of rank 0; other ranks write ``train_log.rank1.jsonl`` and so on.
+            log_file: The file of rank 0; other ranks write ``train_log.rank1.jsonl`` and so on. None:
+                the records go to ``sinks`` alone.
+            sinks: Where the records go beside the file. They are closed with the log.
             rank: ``"main"``: rank 0 alone writes. ``"all"``: every rank does.
-            asynchronous: Write on a thread, at least once a second. If not, each line at once.
+            asynchronous: Write on a thread, one for all sinks, at least once a second. If not, each
+                line at once.
             append: Continue the log that is there.
             max_bytes: As in ``JsonlSink``.
             meta: What to add to the run information.
 
         Returns:
-            The log, or None on a rank that does not write.
+            The log, or None on a rank that does not write, and where there is nothing to write to.
 
         Raises:
             LogInUseError: Another live run is writing this file.
             OSError: The file cannot be opened or written.
         """
-        if rank == "main" and not run_context.is_main:
+        if (rank == "main" and not run_context.is_main) or (log_file is None and not sinks):
             return None
-        path = of_rank(Path(log_file), run_context.rank)
-        sink: Sink = JsonlSink(
-            path,
-            append=append,
-            meta={**_describe(run_context), **(meta or {})},
-            line_buffering=not asynchronous,
-            max_bytes=max_bytes,
-        )
-        if asynchronous:
-            try:
+        path, file = None, None
+        if log_file is not None:
+            path = of_rank(Path(log_file), run_context.rank)
+            file = JsonlSink(
+                path,
+                append=append,
+                meta={**_describe(run_context), **(meta or {})},
+                line_buffering=not asynchronous,
+                max_bytes=max_bytes,
+            )
+        every = list(sinks) if file is None else [file, *sinks]
+        try:
+            sink = every[0] if len(every) == 1 else FanOut(*every)
+            if asynchronous:
                 sink = AsyncSink(sink)
-            except BaseException:
-                sink.close()
-                raise
-        return cls(sink, path)
+        except BaseException:
+            if file is not None:
+                file.close()
+            raise
+        return cls(sink, path, run_context=run_context, flush_each=bool(sinks) and not asynchronous)
 
     @property
     def lost(self) -> int:
@@ -91,22 +119,64 @@ class RunLog:
         lost: int = getattr(self._sink, "lost", 0)
         return lost
 
-    def write(self, record: Record) -> None:
-        """Take one record, with its arrays. An ``OSError`` is not raised but warned of, once."""
-        try:
-            self._sink.write(record)
-        except OSError as error:
-            self._warn(error)
+    def write(self, record: Record, *, later: Later | None = None) -> None:
+        """Take one record, with its arrays. An ``OSError`` is not raised but warned of, once.
+
+        Args:
+            record: The record.
+            later: Returns values that are still missing in the record, as a device is copying them. It
+                is called once, when the next step has ended, or at the end of the epoch or of the run;
+                until then this record and those behind it wait, so that they stay in order.
+        """
+        if later is not None or self._waiting:
+            self._waiting.append((record, later))
+        else:
+            self._pass_on(record)
+        if later is not None:
+            if self._run_context is None:
+                self._complete()
+            else:
+                self._run_context.defer(self._complete)
 
     def flush(self) -> None:
         """Wait until everything written so far is in the file, as far as that can be."""
+        self._complete()
         try:
             self._sink.flush()
         except OSError as error:
             self._warn(error)
 
     def close(self) -> None:
-        """Flush and close the file, and say how many lines are lost, if any are."""
+        """Flush and close the file and the sinks, and say how many lines are lost, if any are."""
+        try:
+            self._complete()
+        finally:
+            self._close()
+
+    def __repr__(self) -> str:
+        return f"RunLog({self._name})"
+
+    @property
+    def _name(self) -> str:
+        return repr(self._sink) if self.path is None else repr(str(self.path))
+
+    def _complete(self) -> None:
+        """Pass on the records that wait, with the values that they wait for."""
+        while self._waiting:
+            record, later = self._waiting.popleft()
+            if later is not None:
+                record.values.update(later())
+            self._pass_on(record)
+
+    def _pass_on(self, record: Record) -> None:
+        try:
+            self._sink.write(record)
+            if self._flush_each:
+                self._sink.flush()
+        except OSError as error:
+            self._warn(error)
+
+    def _close(self) -> None:
         try:
             self._sink.close()
         except OSError as error:
@@ -114,17 +184,15 @@ class RunLog:
         finally:
             if self.lost and not self._told:
                 self._told = True
-                _logger.warning("the log %s could not be written; lines lost: %d.", self.path, self.lost)
-
-    def __repr__(self) -> str:
-        return f"RunLog({str(self.path)!r})"
+                name = self._name if self.path is None else self.path
+                _logger.warning("the log %s could not be written; lines lost: %d.", name, self.lost)
 
     def _warn(self, error: OSError) -> None:
         if self._warned:
             return
         self._warned = True
         warnings.warn(
-            f"the log {str(self.path)!r} cannot be written ({error}): training goes on, "
+            f"the log {self._name} cannot be written ({error}): training goes on, "
             f"and lines that find no room are lost.",
             RuntimeWarning,
             stacklevel=3,

@@ -89,8 +89,8 @@ def test_a_loggers_rows_are_those_that_are_read_at_once(interval: int, device: D
 
     run("late.jsonl")
     logged = sorted({*range(interval, 11, interval), 10})
-    # An epoch's last row is read when the epoch ends; the others when the next step does.
-    assert device.reads == [(step, step if step in (5, 10) else step + 1) for step in logged]
+    # Each is read when the next step ends, or the run.
+    assert device.reads == [(step, min(step + 1, 10)) for step in logged]
     device.present = False
     run("at_once.jsonl")
     assert len(device.reads) == len(logged)
@@ -130,7 +130,12 @@ def test_an_error_costs_no_row(device: Device) -> None:
     assert [row["grad_norm"] for row in rows("monitor.jsonl")] == [1.0] * 4
 
 
-def test_a_stop_behind_the_logger_leaves_one_row_with_what_was_logged(device: Device) -> None:
+@pytest.mark.parametrize("present", [True, False])
+def test_a_stop_behind_the_logger_leaves_the_same_rows_wherever_the_loss_is(
+    present: bool, device: Device
+) -> None:
+    device.present = present
+
     def stop(run_context: Any) -> None:
         if run_context.step == 2:
             run_context.log("reason", 7)
@@ -139,6 +144,7 @@ def test_a_stop_behind_the_logger_leaves_one_row_with_what_was_logged(device: De
     FakeLoop(LOSSES).run([dt.callbacks.StepLogger("log.jsonl", 1), At("on_train_step_end", stop)])
     assert [(row["step"], row["loss"], row.get("reason")) for row in rows("log.jsonl")] == [
         (1, 1 / 3, None),
+        (2, 0.7, None),
         (2, 0.7, 7),
     ]
 
@@ -152,11 +158,25 @@ def test_a_monitors_rows_are_those_that_are_read_at_once(
             loop(LOSSES, epochs=2, gradients={"weight": [3.0]}).run([device.counting(), monitor])
 
     run(LateLoop, "late.jsonl")
-    assert device.reads == [(step, min(step + 1, 10)) for step in (1, 3, 5, 7, 9)]
+    assert device.reads == [(1, 2), (3, 4), (5, 5), (7, 8), (9, 10)]  # 5 is the end of an epoch
     assert "step 1: the gradient norm, 3, is exploding" in caplog.text
     run(FakeLoop, "at_once.jsonl")
     assert rows("late.jsonl") == rows("at_once.jsonl")
     assert [row["grad_norm"] for row in rows("late.jsonl")] == [3.0] * 5
+
+
+def test_norms_are_watched_on_a_rank_that_does_not_write(
+    device: Device, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(testing._FakeBackend, "rank", lambda self: 1)
+    monitor = dt.callbacks.TransformerMonitor(
+        log_file="log.jsonl", grad_interval=3, explosion_threshold=2.0
+    )
+    with pytest.warns(UserWarning, match="no attention"):
+        LateLoop(LOSSES, gradients={"weight": [3.0]}).run([device.counting(), monitor])
+    assert device.reads == [(1, 2), (4, 5)]
+    assert caplog.text.count("step 1: the gradient norm, 3, is exploding") == 1
+    assert not Path("log.jsonl").exists()
 
 
 def test_norms_that_a_logger_is_given_are_read_at_once(device: Device) -> None:

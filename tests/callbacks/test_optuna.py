@@ -172,7 +172,12 @@ def test_a_pruned_run_ends_in_the_ordinary_way_and_then_raises() -> None:
     assert leaving.calls.count("on_train_epoch_end") == 2
     assert leaving.calls[-3:] == ["on_train_epoch_end", "on_train_end", "on_teardown"]
     assert leaving.left is optuna.TrialPruned
-    assert [record.step for record in dt.logs.read_log("log.jsonl").records] == [1, 2, 3, 4]
+    assert [record.step for record in dt.logs.read_log("log.jsonl").records if record.mode == "train"] == [
+        1,
+        2,
+        3,
+        4,
+    ]
     assert Path("log.jsonl").read_text().endswith("}\n")
 
 
@@ -471,7 +476,10 @@ def test_each_trial_ends_as_it_should_on_every_engine(engine: Any) -> None:
     )
     assert [trial.value for trial in study.trials] == [-1.0, 0.0, 0.75, None, None, -2.0]
     # Logs are whole, and no pass over the data is left open.
-    steps = [[record.step for record in dt.logs.read_log(f"{n}.jsonl").records] for n in range(len(trials))]
+    steps = [
+        [record.step for record in dt.logs.read_log(f"{n}.jsonl").records if record.mode == "train"]
+        for n in range(len(trials))
+    ]
     assert steps == [[1, 2, 3, 4], [1, 2, 3, 4], [1, 2], [1, 2], [1, 2], [1, 2, 3, 4]]
     assert data.passes > 0
     if engine.framework == "torch":
@@ -528,7 +536,12 @@ def test_threads_of_one_study_train_with_torch() -> None:
     for trial in study.trials:
         lr = trial.params["lr"]
         assert trial.intermediate_values == pytest.approx({1: 1 - 2 * lr, 2: 1 - 4 * lr}, abs=1e-6)
-        assert [r.step for r in dt.logs.read_log(f"{trial.number}.jsonl").records] == [1, 2, 3, 4]
+        assert [r.step for r in dt.logs.read_log(f"{trial.number}.jsonl").records if r.mode == "train"] == [
+            1,
+            2,
+            3,
+            4,
+        ]
 
 
 @pytest.mark.mindspore
@@ -581,7 +594,12 @@ def test_spawned_processes_share_a_study_whatever_their_engine() -> None:
     for trial in study.trials:
         lr = trial.params["lr"]
         assert trial.intermediate_values == pytest.approx({1: 1 - 2 * lr, 2: 1 - 4 * lr}, abs=1e-6)
-        assert [r.step for r in dt.logs.read_log(f"{trial.number}.jsonl").records] == [1, 2, 3, 4]
+        assert [r.step for r in dt.logs.read_log(f"{trial.number}.jsonl").records if r.mode == "train"] == [
+            1,
+            2,
+            3,
+            4,
+        ]
 
 
 @pytest.mark.torch

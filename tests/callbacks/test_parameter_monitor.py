@@ -20,6 +20,7 @@ from dualtrain.callbacks import ParameterMonitor, StepLogger
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, CapabilityError, RunStateError
 from dualtrain.logs import read_log
 from dualtrain.protocol import Capability
+from dualtrain.sinks import MemorySink
 from dualtrain.testing import FakeLoop
 
 INF = math.inf
@@ -624,3 +625,27 @@ def test_norms_that_nobody_needs_are_not_compiled_in(mindspore_engine):
             model.train(1, columns((3, 4)), [norms, asking])
         model.train(1, columns((3, 4)), [norms, asking, ParameterMonitor(1)])
     assert norms.values == [None, {"a": 3.0, "b": 4.0}] * 2
+
+
+# Sinks.
+
+
+@pytest.mark.parametrize("log_file", [None, "log.jsonl"])
+def test_rows_go_to_sinks_and_an_evaluation_adds_none(log_file):
+    memory, logged = MemorySink(), []
+    monitor = ParameterMonitor(interval=2, log_file=log_file, sinks=[memory])
+    watch = At("on_train_step_end", lambda c: logged.append(c.logged_since(0)[1]))
+    FakeLoop([1.0, 2.0], epochs=2, evaluations=[{"acc": 1.0}] * 2).run([monitor, watch])
+    assert [(one.step, one.mode) for one in memory.records] == [(1, "train"), (3, "train")]
+    assert memory.records[-1].values["parameters"] == monitor.last["parameters"]
+    assert logged == [{}] * 4
+    if log_file is not None:
+        assert [one.step for one in read_log(log_file).records] == [1, 3]
+
+
+def test_a_rank_that_does_not_write_hands_nothing_on(monkeypatch):
+    memory, logged = MemorySink(), []
+    leave = At("on_train_begin", lambda c: monkeypatch.setattr(type(c.backend), "rank", lambda self: 1))
+    watch = At("on_train_step_end", lambda c: logged.append(c.logged_since(0)[1]))
+    FakeLoop([1.0, 2.0]).run([leave, ParameterMonitor(interval=1, sinks=[memory]), watch])
+    assert (memory.records, logged) == ([], [{}, {}])

@@ -17,13 +17,15 @@ import numpy as np
 import pytest
 from contexts import context_of
 from engines import At, Recorder, Stream, batches, ones
-from log_files import column, open_descriptors, rows_of
+from log_files import column, open_descriptors, rows_of, training_rows
 from ranks import Rank
 
 import dualtrain as dt
 from dualtrain.callbacks import StepLogger
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, LogInUseError
 from dualtrain.records import Record
+from dualtrain.sinks import MemorySink
+from dualtrain.testing import FakeLoop
 
 LOG = Path("train_log.jsonl")
 OWN_KEYS = ["step", "epoch", "global_step", "loss", "lr", "elapsed_sec", "timestamp"]
@@ -84,7 +86,7 @@ def test_a_stream_whose_last_step_is_a_multiple_is_logged_once_though_the_evalua
     noter = At("on_eval_end", lambda run_context: run_context.log("note", 7))
     run(engine, StepLogger(log_interval=2), noter, data=Stream(ones(4)), valid=ones(1))
     assert column("step") == [2, 4]
-    assert rows_of()[-1]["note"] == 7
+    assert training_rows()[-1]["note"] == 7
 
 
 def test_a_stop_is_logged_at_its_step(engine):
@@ -96,7 +98,7 @@ def test_a_stop_is_logged_at_its_step(engine):
 def stopped_at_a_due_step(engine, *callbacks):
     noter = At("on_eval_end", lambda run_context: run_context.log("note", 7))
     run(engine, *callbacks, noter, epochs=2, data=ones(10), valid=ones(1))
-    return [(row["step"], row.get("note")) for row in rows_of()]
+    return [(row["step"], row.get("note")) for row in training_rows()]
 
 
 def test_a_stop_asked_before_the_logger_runs_gives_one_last_row_with_what_the_evaluation_logs(engine):
@@ -112,11 +114,191 @@ def test_a_stop_asked_after_the_logger_ran_loses_nothing_that_the_evaluation_log
     assert rows == [(2, None), (4, None), (4, 7.0)]
 
 
-def test_an_evaluation_adds_no_row_and_moves_no_counter(engine):
+def test_an_evaluation_adds_a_row_behind_that_of_its_step_and_moves_no_counter(engine):
+    before = time.time()
     run(engine, StepLogger(log_interval=1), epochs=2, data=ones(3), valid=ones(2))
     assert column("step") == [1, 2, 3, 4, 5, 6]
     assert column("epoch") == [1, 1, 1, 2, 2, 2]
-    assert not any("mode" in row for row in rows_of())
+    assert [row.get("mode") for row in rows_of()] == [None, None, None, "eval"] * 2
+    first, second = (row for row in rows_of() if "mode" in row)
+    assert [list(row) for row in (first, second)] == [
+        ["step", "epoch", "mode", "eval_loss", "timestamp"]
+    ] * 2
+    assert (first["step"], first["epoch"], first["eval_loss"]) == (3, 1, 0.25)
+    assert (second["step"], second["epoch"], second["eval_loss"]) == (6, 2, -0.5)
+    assert before <= first["timestamp"] <= second["timestamp"] <= time.time()
+
+
+def test_an_evaluations_row_is_there_where_its_steps_row_is_not(engine):
+    run(engine, StepLogger(log_interval=2), epochs=2, data=ones(3), valid=ones(2), valid_frequency=1)
+    assert [(row["step"], row["epoch"], row.get("mode")) for row in rows_of()] == [
+        (2, 1, None),
+        (3, 1, "eval"),
+        (4, 2, None),
+        (6, 2, None),
+        (6, 2, "eval"),
+    ]
+
+
+def test_a_stop_in_an_evaluation_has_the_row_of_its_step_before_that_of_the_evaluation(engine):
+    stopper = At("on_eval_end", lambda run_context: run_context.request_stop())
+    run(engine, StepLogger(log_interval=2), stopper, epochs=2, data=ones(3), valid=ones(2))
+    assert [(row["step"], row.get("mode")) for row in rows_of()] == [(2, None), (3, None), (3, "eval")]
+
+
+def test_results_that_are_no_numbers_are_left_out_and_arrays_become_lists():
+    results = {
+        "acc": np.float32(0.5),
+        "loss": 2,
+        "per_class": np.array([0.25, 1.0]),
+        "scalar": np.array(0.125),
+        "step": 7.0,
+        "confusion": np.eye(2),
+        "text": "1.5",
+        "nothing": None,
+        "bad": math.nan,
+    }
+    FakeLoop([1.0], evaluations=[results]).run(StepLogger())
+    [trained, evaluated] = rows_of()
+    assert trained["loss"] == 1.0
+    del evaluated["timestamp"]
+    assert evaluated == {
+        "step": 1,
+        "epoch": 1,
+        "mode": "eval",
+        "acc": 0.5,
+        "loss": 2.0,
+        "per_class": [0.25, 1.0],
+        "scalar": 0.125,
+        "eval_step": 7.0,
+        "bad": None,
+        "nonfinite": {"bad": "nan"},
+    }
+
+
+def evaluate(logger, context, loss):
+    """Evaluate between two steps, as a loop of the user's may."""
+    params = context.original_args()
+    training = dict(params)
+    params.update(mode="eval", cur_step_num=9, eval_results={"eval_loss": loss})
+    logger.on_eval_end(context)
+    params.clear()
+    params.update(training)
+
+
+def test_evaluations_between_steps_and_before_the_first_one_are_logged():
+    params = dt.context.CallbackParams(mode="train", cur_step_num=0, cur_epoch_num=1, net_outputs=1.0)
+    params["batch_num"] = 4
+    context, logger = dt.RunContext(params, backend=Rank(0)), StepLogger(log_interval=2)
+    logger.on_train_begin(context)
+    logger.on_train_epoch_begin(context)
+    evaluate(logger, context, 4.0)
+    for step in (1, 2, 3, 4):
+        params["cur_step_num"] = step
+        logger.on_train_step_end(context)
+        if step in (2, 3):
+            evaluate(logger, context, 1 / step)
+    logger.on_train_epoch_end(context)
+    logger.on_train_end(context)
+    logger.on_teardown(context)
+    assert [(row["step"], row.get("mode"), row.get("eval_loss")) for row in rows_of()] == [
+        (0, "eval", 4.0),
+        (2, None, None),
+        (2, "eval", 0.5),
+        (3, "eval", 1 / 3),
+        (4, None, None),
+    ]
+
+
+def test_a_lone_evaluation_within_a_run_adds_no_row():
+    logger = StepLogger(log_interval=1)
+
+    def evaluate_alone(run_context):
+        logger.on_eval_end(dt.RunContext({"mode": "eval", "cur_step_num": 3, "metrics": {"acc": 0.5}}))
+
+    FakeLoop([1.0, 2.0]).run([logger, At("on_train_step_end", evaluate_alone, step=1)])
+    assert [(row["step"], row.get("mode")) for row in rows_of()] == [(1, None), (2, None)]
+
+
+# Further sinks.
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_every_row_goes_to_the_file_and_to_each_sink(engine, asynchronous):
+    sinks = [MemorySink(), MemorySink()]
+    logger = StepLogger(log_interval=2, asynchronous=asynchronous, sinks=sinks)
+    run(engine, logger, epochs=2, data=ones(3), valid=ones(1))
+    assert [json.loads(record.to_json()) for record in sinks[0].records] == rows_of()
+    assert [(one.step, one.mode) for one in sinks[1].records] == [
+        (2, "train"),
+        (3, "eval"),
+        (4, "train"),
+        (6, "train"),
+        (6, "eval"),
+    ]
+
+
+class Calls(MemorySink):
+    """Notes which of its verbs were called, and how many rows there were."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def flush(self):
+        self.calls.append(("flush", len(self.records)))
+
+    def close(self):
+        self.calls.append(("close", len(self.records)))
+
+
+def test_sinks_are_flushed_at_each_row_without_a_thread_and_closed_once():
+    sink = Calls()
+    FakeLoop([1.0] * 3).run(StepLogger(log_interval=1, asynchronous=False, sinks=(sink,)))
+    assert sink.calls == [("flush", 1), ("flush", 2), ("flush", 3), ("close", 3)]
+
+
+def test_sinks_are_left_alone_on_a_rank_that_does_not_write():
+    sink = Calls()
+    logger = StepLogger(sinks=[sink])
+    context = dt.RunContext({"mode": "train", "cur_step_num": 0}, backend=Rank(1))
+    logger.on_train_begin(context)
+    logger.on_teardown(context)
+    assert sink.calls == []
+    assert not LOG.exists()
+
+
+def test_a_sink_that_fails_costs_the_file_no_row():
+    class Full(MemorySink):
+        def write(self, record):
+            raise OSError("no room")
+
+    with pytest.warns(RuntimeWarning, match="no room"):
+        FakeLoop([1.0] * 3).run(StepLogger(log_interval=1, sinks=[Full()]))
+    assert column("step") == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (StepLogger, "StepLogger"),
+        (dt.callbacks.TransformerMonitor, "TransformerMonitor"),
+        (dt.callbacks.ParameterMonitor, "ParameterMonitor"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("sinks", "message"),
+    [
+        (MemorySink(), "takes a list of sinks, but got MemorySink"),
+        (None, "takes a list of sinks, but got None"),
+        ([MemorySink], "takes sinks, objects with write, flush and close, but got <class"),
+        ([MemorySink(), "log.csv"], "write, flush and close, but got 'log.csv'"),
+    ],
+    ids=["no list", "None", "a class", "a path"],
+)
+def test_what_is_no_sink_is_refused_when_the_callback_is_made(make, name, sinks, message):
+    with pytest.raises(ArgumentTypeError, match=rf"{name}\(sinks=...\) .*{message}"):
+        make(sinks=sinks)
 
 
 def test_a_lone_evaluation_leaves_no_log(torch_engine):
@@ -179,7 +361,7 @@ def test_a_last_row_beside_the_interval_shows_the_rate_that_its_step_used(torch_
 
     changer = At(event, change, step=None if event == "on_eval_end" else 3)
     run(torch_engine, StepLogger(log_interval=2), changer, valid=ones(1))
-    assert [(row["step"], row["lr"]) for row in rows_of()] == [(2, 0.25), (3, 0.25)]
+    assert [(row["step"], row["lr"]) for row in training_rows()] == [(2, 0.25), (3, 0.25)]
 
 
 def test_several_parameter_groups_give_a_list_of_rates(engine):
@@ -257,7 +439,7 @@ def test_what_the_last_evaluation_logs_is_in_the_last_row(engine):
         run_context.log("score", 10 * run_context.epoch)
 
     run(engine, StepLogger(log_interval=1), At("on_eval_end", log), epochs=2, data=ones(2), valid=ones(1))
-    assert [(row["step"], row.get("score")) for row in rows_of()] == [
+    assert [(row["step"], row.get("score")) for row in training_rows()] == [
         (1, None),
         (2, None),
         (3, 10.0),
@@ -268,7 +450,7 @@ def test_what_the_last_evaluation_logs_is_in_the_last_row(engine):
 def test_what_the_last_evaluation_logs_is_in_a_last_row_beside_the_interval(torch_engine):
     log = At("on_eval_end", lambda run_context: run_context.log("score", 1.5))
     run(torch_engine, log, StepLogger(log_interval=2), data=ones(3), valid=ones(1))
-    assert [(row["step"], row.get("score")) for row in rows_of()] == [(2, None), (3, 1.5)]
+    assert [(row["step"], row.get("score")) for row in training_rows()] == [(2, None), (3, 1.5)]
 
 
 def test_a_native_scalar_can_be_logged(engine):
@@ -1031,7 +1213,8 @@ def test_making_a_logger_touches_no_file():
 
 def test_its_repr_shows_its_settings():
     expected = (
-        "StepLogger(log_file='a.jsonl', log_interval=3, rank='main', asynchronous=True, max_bytes=None)"
+        "StepLogger(log_file='a.jsonl', log_interval=3, rank='main', asynchronous=True, "
+        "max_bytes=None, sinks=())"
     )
     assert repr(StepLogger("a.jsonl", 3)) == expected
 

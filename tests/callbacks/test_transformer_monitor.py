@@ -21,6 +21,7 @@ import dualtrain as dt
 from dualtrain.callbacks import SmartTrainer, StepLogger, TransformerMonitor
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
 from dualtrain.logs import read_log
+from dualtrain.sinks import MemorySink
 from dualtrain.testing import FakeLoop
 
 NONE_FOUND = "found no attention"
@@ -565,3 +566,20 @@ def test_a_resumed_run_that_ends_before_its_first_row_still_leaves_a_log_to_cont
         FakeLoop([1.0]).run([again, keep])
     assert states == [monitor.state_dict()]
     assert len(read_log("monitor.jsonl").records) == 2
+
+
+@pytest.mark.parametrize("log_file", [None, "log.jsonl"])
+def test_rows_go_to_sinks_and_an_evaluation_adds_none(log_file):
+    memory, logged = MemorySink(), []
+    monitor = TransformerMonitor(log_file=log_file, grad_interval=2, sinks=[memory])
+    watch = At("on_train_step_end", lambda c: logged.append(c.logged_since(0)[1]))
+    loop = FakeLoop([1.0, 2.0], epochs=2, gradients={"weight": [3.0]}, evaluations=[{"acc": 1.0}] * 2)
+    with pytest.warns(UserWarning, match="no attention"):
+        loop.run([monitor, watch])
+    assert [(one.step, one.mode, one.values["grad_norm"]) for one in memory.records] == [
+        (1, "train", 3.0),
+        (3, "train", 3.0),
+    ]
+    assert logged == [{}] * 4
+    if log_file is not None:
+        assert [one.step for one in read_log(log_file).records] == [1, 3]

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 from engines import ProbabilitiesOf
 from paths import SUPPORT
+from shown_sinks import ShownSink
 from trials import ShownTrial
 
 import dualtrain as dt
@@ -52,8 +53,13 @@ SETTINGS = {
         {"trial": ShownTrial({}), "metric_name": "eval_loss"},
     ),
     "ParameterMonitor": (
-        {"interval": 2, "patterns": {"all": "weight"}, "log_file": "parameters.jsonl"},
-        {"interval": 3, "patterns": ["w"], "log_file": "more.jsonl"},
+        {
+            "interval": 2,
+            "patterns": {"all": "weight"},
+            "log_file": "parameters.jsonl",
+            "sinks": (ShownSink("a"),),
+        },
+        {"interval": 3, "patterns": ["w"], "log_file": "more.jsonl", "sinks": ()},
     ),
     "ProgressBar": (
         {"refreshes_per_sec": 2, "seconds_per_line": 5000},
@@ -84,6 +90,7 @@ SETTINGS = {
             "rank": "all",
             "asynchronous": False,
             "max_bytes": 600,
+            "sinks": (ShownSink("b"), ShownSink("c")),
         },
         {
             "log_file": "two.jsonl",
@@ -91,6 +98,7 @@ SETTINGS = {
             "rank": "main",
             "asynchronous": True,
             "max_bytes": 10**6,
+            "sinks": (),
         },
     ),
     "TransformerMonitor": (
@@ -104,6 +112,7 @@ SETTINGS = {
             "attention_samples": 4,
             "attention_fn": ProbabilitiesOf(),
             "rank": "all",
+            "sinks": (ShownSink("d"),),
         },
         {
             "monitor_layers": None,
@@ -115,6 +124,7 @@ SETTINGS = {
             "attention_samples": None,
             "attention_fn": None,
             "rank": "main",
+            "sinks": (),
         },
     ),
     "Throughput": (

@@ -53,6 +53,27 @@ def log():
     return LOG
 
 
+def test_show_lists_training_and_evaluations_apart(capsys):
+    sink = JsonlSink(LOG)
+    for step, loss in ((1, 2.0), (2, 0.5)):
+        sink.write(Record(step, step, "train", 0.0, {"loss": loss}))
+        sink.write(Record(step, step, "eval", 0.0, {"loss": 3 * loss, "acc": (loss / 4, 1.0)}))
+    sink.close()
+    assert main(["show", str(LOG)]) == 0
+    assert (
+        capsys.readouterr().out
+        == """\
+log.jsonl: 4 records, 2 of them evaluations, steps 1 to 2, epochs 1 to 2
+value                                first          last           min           max
+loss                                     2           0.5           0.5             2
+evaluation                           first          last           min           max
+loss                                     6           1.5           1.5             6
+acc group 0                            0.5         0.125         0.125           0.5
+acc group 1                              1             1             1             1
+"""
+    )
+
+
 def command(*arguments):
     """Run ``python -m dualtrain``; return its exit status, output and error output."""
     done = subprocess.run(

@@ -34,7 +34,46 @@ def curve(path, backend=None, count=20, **more):
     return write_log(path, *rows, meta=None if backend is None else {"backend": backend})
 
 
+def evaluated(path=LOG):
+    """Write a log of two steps, each with an evaluation whose results are called as values of training."""
+    sink = JsonlSink(path)
+    for step in (1, 2):
+        sink.write(Record(step, step, "train", 1700000000.0, {"loss": 1.0 / step, "lr": 0.1}))
+        results = {"loss": 8.0 * step, "eval_loss": 4.0 * step, "acc": 0.25 * step}
+        sink.write(Record(step, step, "eval", 1700000000.0, results))
+    sink.close()
+    return Path(path)
+
+
 # Reading.
+
+
+def test_rows_of_evaluations_are_kept_apart_from_those_of_training():
+    log = read_log(evaluated())
+    assert [(record.step, record.mode) for record in log.records] == [
+        (1, "train"),
+        (1, "eval"),
+        (2, "train"),
+        (2, "eval"),
+    ]
+    assert log.names == log.names_of("train") == ["loss", "lr"]
+    assert log.names_of("eval") == ["loss", "eval_loss", "acc"]
+    assert log.column("loss") == log.column("loss", "train") == ([1, 2], [1.0, 0.5])
+    assert log.column("loss", mode="eval") == ([1, 2], [8.0, 16.0])
+    assert log.column("acc", mode="eval") == ([1, 2], [0.25, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "message"),
+    [
+        ("acc", "train", "no 'acc'; it has loss, lr; of mode 'eval': loss, eval_loss, acc."),
+        ("lr", "eval", "no 'lr' of mode 'eval'; it has loss, eval_loss, acc; of mode 'train': loss, lr."),
+        ("x", "test", "no 'x' of mode 'test'; it has no values; of mode 'train': loss, lr; of mode 'eval'"),
+    ],
+)
+def test_a_value_of_the_other_mode_is_an_error_that_names_both(name, mode, message):
+    with pytest.raises(ArgumentValueError, match=re.escape(message)):
+        read_log(evaluated()).column(name, mode)
 
 
 @pytest.mark.parametrize("kind", [str, Path])
@@ -304,6 +343,37 @@ def test_counters_clocks_and_lists_are_not_drawn_unless_they_are_asked_for():
         *("step", "acc", "log"),
     ]
     assert texts_in(plot_logs([LOG], "one.svg", names=["global_step"])) == ["step", "global_step", "log"]
+
+
+def test_results_of_evaluations_are_drawn_beside_what_they_are_of():
+    a, b = evaluated("a.jsonl"), curve("b.jsonl")
+    assert texts_in(plot_logs([a, b], "both.svg")) == [
+        *("step", "loss", "a", "b", "a evaluation", "a evaluation"),
+        *("step", "lr", "a", "b"),
+        *("step", "acc", "a evaluation"),
+    ]
+    assert texts_in(plot_logs([a], "one.svg", names=["eval_loss"])) == ["step", "eval_loss", "a evaluation"]
+    two = texts_in(plot_logs([b, a], "two.svg", names=["acc", "loss"]))
+    assert two == [*("step", "acc", "a evaluation"), *("step", "loss", "b", "a", "a evaluation")]
+
+
+def test_the_points_of_an_evaluation_are_dashed_and_at_the_step_of_training(monkeypatch):
+    from matplotlib.axes import Axes
+
+    drawn = []
+    plot = Axes.plot
+
+    def noting(axes, x, y, **options):
+        drawn.append((x, y, options["ls"], options["label"]))
+        return plot(axes, x, y, **options)
+
+    monkeypatch.setattr(Axes, "plot", noting)
+    plot_logs([evaluated()], "one.png", names=["loss", "eval_loss"])
+    assert drawn == [
+        ([1, 2], [1.0, 0.5], "-", "log"),
+        ([1, 2], [8.0, 16.0], "--", "log evaluation"),
+        ([1, 2], [4.0, 8.0], "--", "log evaluation"),
+    ]
 
 
 def test_logs_of_two_backends_are_told_apart_by_the_backends():

@@ -157,6 +157,18 @@ def test_a_loss_without_a_rate_has_one_axis(figures):
     assert titles(figures[0]) == ["loss"]
 
 
+def test_rows_of_evaluations_are_left_out(figures):
+    sink = JsonlSink(PARAMETERS)
+    for mode, factor in (("train", 1.0), ("eval", 8.0)):
+        table = [{"group": mode, "update_ratio": 0.5 * factor}]
+        sink.write(Record(1, 1, mode, 0.0, {"loss": factor, "parameters": table}))
+    sink.close()
+    plot_monitor(PARAMETERS, "run.png")
+    loss, ratios = figures[0].axes
+    assert curves(loss) == {"loss": [[1, 1.0]]}
+    assert [label for label in curves(ratios) if not label.startswith("_")] == ["train"]
+
+
 def test_gradient_norms_are_drawn_with_the_thresholds(figures):
     plot_monitor(attention_log(), "run.png", grad_norm_threshold=0.01, explosion_threshold=50)
     panel = panel_of(figures[0], "gradient")

@@ -1,4 +1,4 @@
-"""Triggers are told the step, the epoch and the time, and decide; nothing is due twice or never."""
+"""Triggers are told the step and the time, and decide; nothing is due twice or never."""
 
 import copy
 import math
@@ -7,16 +7,13 @@ import pickle
 import pytest
 from clocks import Clock
 
+from dualtrain.arguments import positive_int
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
-from dualtrain.triggers import At, Every, positive_int
+from dualtrain.triggers import Every
 
 
 def due_steps(trigger, steps):
     return [step for step in steps if trigger.due(step=step)]
-
-
-def due_epochs(trigger, epochs):
-    return [epoch for epoch in epochs if trigger.due(epoch=epoch)]
 
 
 # Every so many steps.
@@ -79,26 +76,6 @@ def test_counting_from_a_step_keeps_to_the_multiples(start, due):
     assert due_steps(every, range(start + 1, 36)) == due
 
 
-# Every so many epochs.
-
-
-@pytest.mark.parametrize(("interval", "due"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4]), (5, [5]), (6, [])])
-def test_every_n_epochs_selects_the_multiples(interval, due):
-    assert due_epochs(Every(epochs=interval), range(1, 6)) == due
-
-
-def test_epochs_take_no_notice_of_steps():
-    every = Every(epochs=2)
-    assert [every.due(step=1000, epoch=1), every.due(step=1, epoch=2)] == [False, True]
-
-
-@pytest.mark.parametrize(("start", "due"), [(0, [2, 4, 6]), (2, [4, 6]), (3, [4, 6]), (4, [6])])
-def test_counting_from_an_epoch_keeps_to_the_multiples(start, due):
-    every = Every(epochs=2)
-    every.reset(epoch=start)
-    assert due_epochs(every, range(start + 1, 8)) == due
-
-
 # Every so many seconds.
 
 
@@ -108,7 +85,7 @@ def test_seconds_are_counted_from_construction_and_then_from_the_last_time():
     due = []
     for now in (100.0, 104.9, 105.0, 105.1, 109.9, 112.0, 116.9, 117.0):
         clock.now = now
-        if every.due(step=1, epoch=1):
+        if every.due(step=1):
             due.append(now)
     assert due == [105.0, 112.0, 117.0]
 
@@ -129,7 +106,6 @@ def test_steps_never_ask_for_the_time():
         raise AssertionError("the time was asked for")
 
     assert due_steps(Every(steps=2, clock=clock), [1, 2]) == [2]
-    assert due_epochs(Every(epochs=2, clock=clock), [1, 2]) == [2]
 
 
 # Arguments.
@@ -140,29 +116,25 @@ def test_steps_never_ask_for_the_time():
     [
         {},
         {"steps": None},
-        {"steps": 1, "epochs": 1},
         {"steps": 1, "seconds": 1.0},
-        {"epochs": 1, "seconds": 1},
     ],
     ids=str,
 )
 def test_exactly_one_interval_is_given(given):
-    with pytest.raises(ArgumentTypeError, match="exactly one of steps, epochs, seconds"):
+    with pytest.raises(ArgumentTypeError, match="exactly one of steps and seconds"):
         Every(**given)
 
 
-@pytest.mark.parametrize("name", ["steps", "epochs"])
 @pytest.mark.parametrize("value", [1.0, 2.5, "3", True, False, [1], math.nan], ids=repr)
-def test_a_count_that_is_no_integer_is_refused_by_name(name, value):
-    with pytest.raises(ArgumentTypeError, match=rf"Every\({name}=\.\.\.\) takes an integer"):
-        Every(**{name: value})
+def test_a_count_that_is_no_integer_is_refused_by_name(value):
+    with pytest.raises(ArgumentTypeError, match=r"Every\(steps=\.\.\.\) takes an integer"):
+        Every(steps=value)
 
 
-@pytest.mark.parametrize("name", ["steps", "epochs"])
 @pytest.mark.parametrize("value", [0, -1])
-def test_a_count_below_one_is_refused_by_name(name, value):
-    with pytest.raises(ArgumentValueError, match=rf"Every\({name}=\.\.\.\) must be at least 1.*{value}"):
-        Every(**{name: value})
+def test_a_count_below_one_is_refused_by_name(value):
+    with pytest.raises(ArgumentValueError, match=rf"Every\(steps=\.\.\.\) must be at least 1.*{value}"):
+        Every(steps=value)
 
 
 @pytest.mark.parametrize("seconds", [0, 0.0, -1.5, math.inf, math.nan])
@@ -182,44 +154,6 @@ def test_a_refused_integer_names_its_owner():
         positive_int("StepLogger", "log_interval", 0)
 
 
-# At given steps.
-
-
-@pytest.mark.parametrize(
-    ("at", "steps", "due"),
-    [
-        ((3, 5), range(1, 8), [3, 5]),
-        ((5, 3, 5), range(1, 8), [3, 5]),
-        ((1,), range(1, 4), [1]),
-        ((3, 5, 20), [4, 8, 12, 16, 20, 24], [4, 8, 20]),
-        ((3, 4), [6, 7], [6]),
-        ((9,), range(1, 5), []),
-        ((), range(1, 5), []),
-    ],
-)
-def test_given_steps_are_due_once_each_when_they_have_been_reached(at, steps, due):
-    assert due_steps(At(*at), steps) == due
-
-
-def test_given_steps_are_due_again_after_a_reset():
-    at = At(2, 4)
-    assert due_steps(at, range(1, 6)) == [2, 4]
-    assert due_steps(at, range(1, 6)) == []
-    at.reset()
-    assert due_steps(at, range(1, 6)) == [2, 4]
-    at.reset(step=2)
-    assert due_steps(at, range(3, 6)) == [4]
-
-
-@pytest.mark.parametrize(
-    ("steps", "error"),
-    [((0,), ValueError), ((3, -1), ValueError), ((1.5,), TypeError), ((True,), TypeError)],
-)
-def test_given_steps_are_positive_integers(steps, error):
-    with pytest.raises(error, match="At"):
-        At(*steps)
-
-
 # Every trigger.
 
 
@@ -227,9 +161,7 @@ def test_given_steps_are_positive_integers(steps, error):
     ("trigger", "text"),
     [
         (Every(steps=10), "Every(steps=10)"),
-        (Every(epochs=2), "Every(epochs=2)"),
         (Every(seconds=0.5), "Every(seconds=0.5)"),
-        (At(5, 3), "At(3, 5)"),
     ],
     ids=repr,
 )
@@ -238,15 +170,12 @@ def test_a_repr_shows_the_settings(trigger, text):
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t))])
-@pytest.mark.parametrize(
-    ("make", "due"), [(lambda: Every(steps=10), [20, 30]), (lambda: At(10, 20), [20])], ids=["every", "at"]
-)
-def test_a_copy_goes_on_where_the_original_was(make, due, duplicate):
-    trigger = make()
+def test_a_copy_goes_on_where_the_original_was(duplicate):
+    trigger = Every(steps=10)
     due_steps(trigger, range(1, 13))
     twin = duplicate(trigger)
-    assert due_steps(twin, range(13, 31)) == due
-    assert due_steps(trigger, range(13, 31)) == due
+    assert due_steps(twin, range(13, 31)) == [20, 30]
+    assert due_steps(trigger, range(13, 31)) == [20, 30]
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t))])

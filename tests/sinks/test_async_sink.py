@@ -83,7 +83,7 @@ def test_records_arrive_all_and_in_order(made):
         sink.write(one)
     sink.close()
     assert [id(one) for one in memory.records] == [id(one) for one in given]
-    assert (sink.lost, sink.dropped) == (0, 0)
+    assert sink.lost == 0
 
 
 def test_flushing_flushes_after_the_last_record_and_closing_closes_last(made):
@@ -183,30 +183,7 @@ def test_a_full_queue_blocks_and_loses_nothing(made):
     sink.close()
     assert [one.step for one in memory.records] == list(range(1, 101))
     assert max(ahead) <= 3
-    assert (sink.lost, sink.dropped) == (0, 0)
-
-
-def test_a_full_queue_that_drops_counts_what_it_drops(made):
-    entered, go_on = threading.Event(), threading.Event()
-
-    def hold():
-        entered.set()
-        go_on.wait(LIMIT)
-
-    inner = Scripted(write_1=hold)
-    sink = made(inner, queue_size=3, when_full="drop")
-    sink.write(record(1))
-    assert entered.wait(LIMIT)
-    for step in range(2, 12):
-        sink.write(record(step))
-    assert sink.dropped == 7
-    go_on.set()
-    sink.flush()
-    assert inner.written == [1, 2, 3, 4]
-    sink.write(record(12))
-    sink.close()
-    assert inner.written == [1, 2, 3, 4, 12]
-    assert (sink.lost, sink.dropped) == (0, 7)
+    assert sink.lost == 0
 
 
 # Errors.
@@ -370,7 +347,6 @@ def test_an_error_that_is_waiting_is_the_parents(made):
         ({"queue_size": 1.5}, ArgumentTypeError, ["queue_size", "an integer", "1.5"]),
         ({"flush_interval": 0}, ArgumentValueError, ["flush_interval", "positive", "0"]),
         ({"flush_interval": float("nan")}, ArgumentValueError, ["flush_interval", "positive", "nan"]),
-        ({"when_full": "wait"}, ArgumentValueError, ["when_full", "'block' or 'drop'", "'wait'"]),
         ({"sink": []}, ArgumentTypeError, ["write, flush, close", "[]"]),
     ],
 )
@@ -381,8 +357,5 @@ def test_arguments_are_checked(options, kind, words):
 
 
 def test_its_repr_shows_its_settings(made):
-    sink = made(JsonlSink(LOG), queue_size=5, flush_interval=2.0, when_full="drop")
-    assert (
-        repr(sink)
-        == "AsyncSink(JsonlSink('log.jsonl'), queue_size=5, flush_interval=2.0, when_full='drop')"
-    )
+    sink = made(JsonlSink(LOG), queue_size=5, flush_interval=2.0)
+    assert repr(sink) == "AsyncSink(JsonlSink('log.jsonl'), queue_size=5, flush_interval=2.0)"

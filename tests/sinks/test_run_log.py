@@ -243,6 +243,87 @@ def test_any_sink_can_be_written_through():
     assert log.lost == 0
 
 
+# Further sinks.
+
+
+@each_way
+def test_records_go_to_the_file_and_to_each_sink(asynchronous):
+    sinks = [MemorySink(), MemorySink()]
+    log = opened(sinks=sinks, asynchronous=asynchronous)
+    for step in (1, 2, 3):
+        log.write(record(step))
+    log.close()
+    assert steps() == [1, 2, 3]
+    assert sinks[0].records == sinks[1].records == [record(1), record(2), record(3)]
+    assert repr(log) == "RunLog('log.jsonl')"
+
+
+@each_way
+def test_records_go_to_sinks_alone_where_there_is_no_file(asynchronous):
+    memory = MemorySink()
+    log = opened(None, sinks=[memory], asynchronous=asynchronous)
+    log.write(record(1))
+    log.close()
+    assert memory.records == [record(1)]
+    assert os.listdir() == []
+
+
+def test_there_is_no_log_without_file_and_sinks():
+    assert RunLog.open(context(), None) is None
+
+
+# Values that are still missing.
+
+
+def test_records_wait_in_order_for_values_that_come_later():
+    memory, read = MemorySink(), []
+    run_context = context()
+    log = RunLog.open(run_context, None, sinks=[memory], asynchronous=False)
+    assert log is not None
+
+    def later(step):
+        return lambda: read.append(step) or {"loss": step / 4}
+
+    log.write(record(1, loss=None, lr=0.5), later=later(1))
+    log.write(record(2))
+    log.write(record(3, loss=None), later=later(3))
+    assert (memory.records, read) == ([], [])
+    log.flush()
+    expected = [record(1, loss=0.25, lr=0.5), record(2), record(3, loss=0.75)]
+    assert (memory.records, read) == (expected, [1, 3])
+    log.write(record(4))
+    assert memory.records == [*expected, record(4)]
+    log.write(record(5), later=later(5))
+    log.close()
+    assert memory.records == [*expected, record(4), record(5, loss=1.25)]
+    assert list(memory.records[0].values) == ["loss", "lr"]
+
+
+def test_values_that_come_later_are_read_when_the_run_says_so():
+    actions = []
+    run_context = context()
+    run_context.defer = actions.append
+    memory = MemorySink()
+    log = RunLog.open(run_context, None, sinks=[memory], asynchronous=False)
+    log.write(record(1), later=lambda: {"loss": 0.5})
+    assert memory.records == []
+    [action] = actions
+    action()
+    assert memory.records == [record(1, loss=0.5)]
+    log.close()
+
+
+def test_values_that_cannot_be_read_are_an_error_and_the_log_is_closed():
+    def later():
+        raise RuntimeError("the device is lost")
+
+    log = opened()
+    log.write(record(1), later=later)
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        log.close()
+    assert open_descriptors(LOG) == []
+
+
 # kill -9.
 
 KILLED = """

@@ -16,13 +16,14 @@ from log_files import LINE, LOG, record, room_for, steps
 
 import dualtrain as dt
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, LogInUseError
-from dualtrain.sinks import AsyncSink, ConsoleSink, JsonlSink, MemorySink, Sink
+from dualtrain.sinks import AsyncSink, ConsoleSink, FanOut, JsonlSink, MemorySink, Sink
 
 # The protocol.
 
 SINKS = {
     "AsyncSink": lambda: AsyncSink(JsonlSink(LOG)),
     "ConsoleSink": lambda: ConsoleSink(io.StringIO()),
+    "FanOut": lambda: FanOut(JsonlSink(LOG), MemorySink()),
     "JsonlSink": lambda: JsonlSink(LOG),
     "MemorySink": MemorySink,
 }
@@ -688,7 +689,7 @@ def test_a_limit_that_is_none_is_refused_and_nothing_is_made(max_bytes, kind):
 
 ARRAYS = {
     "weights": np.arange(6, dtype=np.float32).reshape(2, 3),
-    "file": np.array([math.nan, math.inf]),  # which numpy.savez does not take
+    "keys": np.array([math.nan, math.inf]),
     "encoder.0/attention": np.zeros((0, 2), np.int64),
     "scalar": np.float64(0.1),
 }
@@ -728,6 +729,16 @@ def test_arrays_that_would_need_pickle_are_refused():
     sink.close()
     assert os.listdir("log.jsonl.arrays") == []
     assert steps() == [1]
+
+
+@pytest.mark.parametrize("name", ["file", "allow_pickle"])
+def test_an_array_with_a_name_that_numpy_refuses_is_an_error_that_says_so(name):
+    sink = JsonlSink(LOG)
+    with pytest.raises(ArgumentValueError, match=f"step 3 is called '{name}', but numpy.savez"):
+        sink.write(record(3, arrays={"a": np.zeros(1), name: np.zeros(1)}))
+    sink.close()
+    assert os.listdir("log.jsonl.arrays") == []
+    assert steps() == [3]
 
 
 def test_a_device_gets_no_arrays():

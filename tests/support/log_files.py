@@ -40,9 +40,14 @@ def rows_of(path: str | Path = DEFAULT) -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
 
 
+def training_rows(path: str | Path = DEFAULT) -> list[dict[str, Any]]:
+    """Return the rows of training steps."""
+    return [row for row in rows_of(path) if "mode" not in row]
+
+
 def column(name: str, path: str | Path = DEFAULT) -> list[Any]:
-    """Return one value of each row of a log."""
-    return [row[name] for row in rows_of(path)]
+    """Return one value of each training row of a log."""
+    return [row[name] for row in training_rows(path)]
 
 
 def steps(path: str | Path = LOG) -> list[int]:

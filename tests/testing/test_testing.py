@@ -317,8 +317,10 @@ def test_a_logger_driven_by_it_writes_these_rows():
     timeless = [{k: v for k, v in row.items() if k not in ("elapsed_sec", "timestamp")} for row in rows]
     assert timeless == [
         {"step": 2, "epoch": 1, "global_step": 2, "loss": None, "lr": 0.1, "nonfinite": {"loss": "nan"}},
+        {"step": 3, "epoch": 1, "mode": "eval", "acc": 0.25},
         {"step": 4, "epoch": 2, "global_step": 4, "loss": 1.5, "lr": 0.1, "score": 0.25},
         {"step": 6, "epoch": 2, "global_step": 6, "loss": 0.0, "lr": 0.1, "score": 0.5},
+        {"step": 6, "epoch": 2, "mode": "eval", "acc": 0.5},
     ]
     meta = json.loads(Path("log.jsonl.meta.json").read_text(encoding="utf-8"))
     assert (meta["backend"], meta["backend_version"], meta["model"]) == ("fake", "0", None)

@@ -1,21 +1,19 @@
-"""The private names of PyTorch that dualtrain uses; each is optional.
+"""The private names of PyTorch that dualtrain uses. Each is optional; all were seen in 2.6 to 2.14.
 
-=============================================  ==============================  ============  =======================
-name                                           used for                        seen in       without it
-=============================================  ==============================  ============  =======================
-``torch._C._disabled_torch_function_impl``     operations on a step's outputs  2.6 to 2.14   outputs keep their class
-                                               give plain tensors                            in operations: slower
-``Optimizer._optimizer_step_pre_hooks``,       whether gradients are still     2.6 to 2.14   the gradient norm is
-``Optimizer._optimizer_step_post_hooks``       unchanged after the update                    taken before the update
-``OptimizedModule._orig_mod``                  the network inside              2.6 to 2.14   names of a compiled
-                                               ``torch.compile``                             network keep its prefix
-``Tensor._version``                            whether gradients have changed  2.6 to 2.14   the gradient norm of a
-                                               since the update, in a                        hand-written loop is
-                                               hand-written loop                             taken at the update
-``F.multi_head_attention_forward.__code__``    the scores of a fused           2.6 to 2.14   attention of
-                                               ``nn.MultiheadAttention``                     ``nn.MultiheadAttention``
-                                                                                             by its weights alone
-=============================================  ==============================  ============  =======================
+``torch._C._disabled_torch_function_impl``
+    Operations on a step's outputs give plain tensors, at their cost. Without it results keep the class of
+    the outputs, and operations on them are slower.
+``Optimizer._optimizer_step_pre_hooks``, ``Optimizer._optimizer_step_post_hooks``
+    Tell whether gradients are still unchanged after the update. Without them a needed gradient norm is
+    computed before the update.
+``OptimizedModule._orig_mod``
+    The network inside ``torch.compile``. Without it names of its parameters keep their prefix, and its
+    attention is sampled through the compiled network.
+``Tensor._version``
+    Tells whether gradients have changed since the update of a hand-written loop. Without it their norm is
+    computed at each update.
+``F.multi_head_attention_forward.__code__``
+    The scores inside a fused ``nn.MultiheadAttention``. Without it that attention is not found.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class SkippedBatches:
 
 
 class TrainStepGuard:
-    """Call the user's ``train_step``, and refuse an optimizer step inside of it: the Model steps afterwards.
+    """Call the user's ``train_step``, and refuse an optimizer step inside: the Model steps afterwards.
 
     Optimizer steps are watched between ``__enter__`` and ``__exit__``.
 

@@ -21,7 +21,8 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     kind = first.dtype, first.device
     plain = first.dtype not in HALVES and all((g.dtype, g.device) == kind for g in gradients)
     if plain and not any(g.numel() > _LARGE or g.is_sparse for g in gradients):
-        return torch.nn.utils.get_total_norm(gradients)
+        total: torch.Tensor = torch.nn.utils.get_total_norm(gradients)
+        return total
     norms = torch.cat([own.to(first.device) for own in Norms(gradients).parts])
     norm = torch.linalg.vector_norm(norms)
     return norm

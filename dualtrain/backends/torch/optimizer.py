@@ -235,7 +235,7 @@ def following(schedule: Native, rate: TorchLearningRate) -> Iterator[None]:
         yield
     finally:
         del schedule.step, schedule.state_dict
-        vars(schedule).update(replaced)
+        schedule.__dict__.update(replaced)
 
 
 def _write_group(group: dict[str, Any], rate: float) -> None:

@@ -79,7 +79,7 @@ class PlainStep:
             if outputs is None:
                 return self._skipped_batches.add()
             loss = checked_loss(outputs, self._source)
-        # Kept until the next one, as by hand: autograd makes its nodes of weights anew where no graph has them.
+        # Kept until the next one, as by hand: without a graph autograd makes its nodes of weights anew.
         self._loss = loss
         loss.backward()  # type: ignore[no-untyped-call]
         if gradients.requested:

@@ -1,0 +1,112 @@
+"""Whose file a log is: it is locked while a run writes it, and moved aside by the next one."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from dualtrain.errors import LogInUseError
+from dualtrain.records import arrays_of, part_of, parts_of, sidecar_of
+
+try:
+    import fcntl
+except ImportError:  # Windows: no advisory locks, so a second writer is not noticed there
+    fcntl = None  # type: ignore[assignment]
+
+LOG_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+def open_log(path: Path, append: bool) -> int:
+    """Open a log that nobody else is writing, and lock it; a finished one is moved aside first.
+
+    Args:
+        path: The file.
+        append: Continue the log that is there.
+
+    Returns:
+        The descriptor.
+
+    Raises:
+        LogInUseError: Another live run is writing this file.
+        OSError: The file cannot be opened.
+    """
+    while True:
+        special = path.exists() and not path.is_file()
+        flags = os.O_WRONLY | getattr(os, "O_CLOEXEC", 0) if special else LOG_FLAGS
+        descriptor = os.open(path, flags, 0o666)
+        try:
+            if special:
+                return descriptor
+            lock(descriptor, path)
+            if not is_at(descriptor, path):
+                os.close(descriptor)  # moved aside by another run between our two looks
+                continue
+            left = _belongings(path)
+            if append or (os.fstat(descriptor).st_size == 0 and not left):
+                return descriptor
+            _move_aside(path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def lock(descriptor: int, path: Path) -> None:
+    """Lock a log, or raise LogInUseError."""
+    if fcntl is None:
+        return
+    try:
+        # On the open descriptor: refused to a second run in this process too, and released
+        # by the system when its owner dies.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise LogInUseError(
+            f"the log {str(path)!r} is being written by another run: give this run another log_file, "
+            f"or wait until the other one ends."
+        ) from None
+
+
+def unlock(descriptor: int) -> None:
+    """Release a log before it is closed: a process that is being started may have the descriptor too."""
+    if fcntl is not None:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file is the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _belongings(path: Path) -> list[Path]:
+    """Return the parts and the arrays of a log that there are."""
+    return [*parts_of(path).values(), *filter(Path.exists, [arrays_of(path)])]
+
+
+def _move_aside(path: Path) -> None:
+    """Rename a log and what belongs to it. The log itself comes last: it is locked until then."""
+    for number in itertools.count(1):
+        moves = _moves(path, number)
+        if not any(new.exists() for _, new in moves):
+            break
+    for old, new in moves:
+        old.rename(new)
+
+
+def _moves(path: Path, number: int) -> list[tuple[Path, Path]]:
+    aside = path.with_name(f"{path.stem}.{number}{path.suffix}")
+    moves = [(part, part_of(aside, n)) for n, part in parts_of(path).items()]
+    moves += [(arrays_of(path), arrays_of(aside)), (sidecar_of(path), sidecar_of(aside))]
+    return [(old, new) for old, new in moves if old.exists()] + [(path, aside)]
+
+
+def end_torn_line(descriptor: int) -> None:
+    """End a last line that a killed run left torn, so that it cannot spoil the next one."""
+    size = os.fstat(descriptor).st_size
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        os.write(descriptor, b"\n")
