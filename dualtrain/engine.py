@@ -184,10 +184,12 @@ class RunEngine:
         return error
 
     def __enter__(self) -> RunEngine:
+        is_entered_again = self._is_open
         try:
             self.open()
         except BaseException as error:
-            self._raise(self.close(error), error)
+            if not is_entered_again:  # else the run that is open goes on
+                self._raise(self.close(error), error)
             raise
         return self
 
