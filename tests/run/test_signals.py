@@ -4,7 +4,6 @@ The signals are real ones, sent to a process of its own. Parent and child keep i
 child's pipes: it says where it is and then waits for its input, which is closed after the signal.
 """
 
-import os
 import signal
 import subprocess
 import sys

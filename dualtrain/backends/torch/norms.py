@@ -23,7 +23,9 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     if plain and not any(g.numel() > _LARGE or g.is_sparse for g in gradients):
         if first.device.type == "cpu":  # a tenth of what get_total_norm takes for few gradients
             norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
-            total: torch.Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+            total: torch.Tensor = (
+                norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+            )
         else:
             total = torch.nn.utils.get_total_norm(gradients)
         return total
