@@ -498,7 +498,8 @@ class RunContext:
         It is computed by a forward pass of its own: in evaluation mode, without gradient, not compiled,
         with random state, buffers, frozen parameters and the modules' attributes restored afterwards. So
         training goes on as without it, unless the network, hooks on it or ``train_step`` change objects
-        outside of the network, such as a global list. The weights are the present ones: at ``on_train_step_begin``
+        outside of the network, such as a global list. The weights are the present ones: at
+        ``on_train_step_begin``
         those that the step is about to use.
 
         Args:

@@ -184,10 +184,12 @@ class RunEngine:
         return error
 
     def __enter__(self) -> RunEngine:
+        is_entered_again = self._is_open
         try:
             self.open()
         except BaseException as error:
-            self._raise(self.close(error), error)
+            if not is_entered_again:  # else the run that is open goes on
+                self._raise(self.close(error), error)
             raise
         return self
 
@@ -225,6 +227,8 @@ class RunEngine:
         call it on every rank, after the last part. Cost: on several ranks one all-reduce.
         """
         state = self._state
+        if self._any_rank is None and not self._stopped_before_evaluation:
+            return state.stop_requested
         if state.params.get("mode") == "eval":
             return state.stop_requested and not self._stopped_before_evaluation
         if self._any_rank is not None and self._any_rank(state.stop_requested) and not state.stop_requested:

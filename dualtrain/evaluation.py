@@ -37,7 +37,7 @@ class Evaluation:
         self._losses: list[float] = []
         self._outputs: Native = None
         self._metrics: dict[str, Any] | None = None
-        self._is_open = self._in_step = False
+        self._is_open = self._was_open = self._in_step = False
 
     @property
     def outputs(self) -> Native:
@@ -75,11 +75,7 @@ class Evaluation:
         Raises:
             RunStateError: Outside of ``with run.evaluation()``.
         """
-        if not self._is_open:
-            raise RunStateError(
-                "evaluation.batches() belongs inside `with run.evaluation() as evaluation:`, but it was "
-                "called outside."
-            )
+        self._check_open()
         self._end_step()
         length = length_of(loader, self._limit)
         self._engine.context.original_args().update(valid_dataset=loader, batch_num=length)
@@ -90,6 +86,8 @@ class Evaluation:
         left = float("inf") if self._limit is None else self._limit
         try:
             for batch in iterator:
+                self._check_open()
+                self._end_step()
                 self._engine.begin_eval_step(batch)
                 self._in_step, self._outputs = True, None
                 self._engine.emit(Event.EVAL_STEP_BEGIN)
@@ -100,6 +98,13 @@ class Evaluation:
                     return
         finally:
             end_pass(iterator, loader)
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise RunStateError(
+                "evaluation.batches() belongs inside `with run.evaluation() as evaluation:`, but the "
+                "evaluation is not open."
+            )
 
     def _end_step(self) -> None:
         if not self._in_step:
@@ -113,9 +118,9 @@ class Evaluation:
                 self._losses.append(loss)
 
     def __enter__(self) -> Evaluation:
-        if self._is_open:
-            raise RunStateError("an evaluation is entered once: call run.evaluation() for each.")
-        self._is_open = True
+        if self._was_open:
+            raise RunStateError("an evaluation can be entered once: call run.evaluation() for each.")
+        self._is_open = self._was_open = True
         network = self._engine.context.network
         self._engine.begin_evaluation(self._batches, eval_network=network, valid_dataset=None)
         self._engine.emit(Event.EVAL_BEGIN)

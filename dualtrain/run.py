@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from dualtrain.arguments import positive_int
@@ -74,10 +75,12 @@ class Run:
         max_steps: int | None = None,
         limit_batches: int | None = None,
     ) -> None:
-        _check_counts(epochs, initial_epoch, batches_per_epoch, max_steps, limit_batches)
+        counts = {"max_steps": max_steps, "limit_batches": limit_batches}
+        _check_counts(initial_epoch, epochs=epochs, batches_per_epoch=batches_per_epoch, **counts)
         optimizers = _named(optimizer)
         found = _find_backend(backend, network, optimizers)
-        self._epochs, self._initial_epoch = epochs, initial_epoch
+        self._epochs = epochs
+        self._epoch = self._initial_epoch = initial_epoch
         self._limit = limit_batches
         mode = "a hand-written loop" if found is None else f"a hand-written loop ({found.describe_mode()})"
         self.engine = RunEngine(
@@ -124,21 +127,21 @@ class Run:
     def epochs(self) -> Iterator[int]:
         """Go through the epochs, counted from 1, with the epoch events around each body.
 
-        Ends after the last epoch, or after the one in which a stop was requested.
+        Ends after the last epoch, or after the one in which a stop was requested. A second call goes on
+        with the next epoch.
 
         Raises:
             RunStateError: Outside of ``with run:``.
         """
         self._check_entered("epochs")
         self._end_epoch()
-        return self._numbers()
+        is_over = self._epoch > self._initial_epoch and self.context.get_stop_requested()
+        return iter(()) if is_over else self._numbers()
 
     def _numbers(self) -> Iterator[int]:
-        number = self._initial_epoch
-        while self._epochs is None or number < self._epochs:
-            number += 1
-            self._begin_epoch(number)
-            yield number
+        while self._epochs is None or self._epoch < self._epochs:
+            self._begin_epoch()
+            yield self._epoch
             self._end_epoch()
             if self.engine.should_stop():
                 return
@@ -181,7 +184,8 @@ class Run:
         finally:
             end_pass(iterator, loader)
 
-    def step(self, batch: Any = None) -> _OpenStep:
+    @contextmanager
+    def step(self, batch: Any = None) -> Iterator[None]:
         """Make one training step without a loader, as in reinforcement learning: ``with run.step():``.
 
         Outside of ``run.epochs()`` the first step opens an epoch.
@@ -189,14 +193,14 @@ class Run:
         Args:
             batch: What callbacks see as the batch, if there is one.
         """
-        self._check_entered("step")
+        self._begin_step(batch)
+        try:
+            yield
+        except BaseException:
+            self._outputs = None  # if the error is caught, the next verb ends the step
+            raise
         self._end_step()
-
-        def end() -> None:
-            self._end_step()
-            self.engine.should_stop()  # ranks agree here
-
-        return _OpenStep(lambda: self._begin_step(batch), end)
+        self.engine.should_stop()  # ranks agree here
 
     def evaluation(self, batches: int | None = None) -> Evaluation:
         """Evaluate, between steps or after an epoch: ``with run.evaluation() as evaluation:``.
@@ -257,9 +261,12 @@ class Run:
                 raise
         self.engine.__exit__(kind, error, traceback)
 
-    def _begin_epoch(self, number: int) -> None:
+    def _begin_epoch(self) -> None:
+        self._check_entered("epochs")
+        self._end_epoch()
         self._in_epoch = True
-        self.engine.begin_epoch(number)
+        self._epoch += 1
+        self.engine.begin_epoch(self._epoch)
         self.engine.emit(Event.TRAIN_EPOCH_BEGIN)
 
     def _end_epoch(self) -> None:
@@ -270,8 +277,11 @@ class Run:
             self.engine.emit(Event.TRAIN_EPOCH_END)
 
     def _begin_step(self, batch: Any) -> None:
+        self._check_entered("step")
+        if self._in_step:
+            self._end_step()
         if not self._in_epoch:
-            self._begin_epoch(self._initial_epoch + 1)
+            self._begin_epoch()
         self._in_step, self._outputs = True, None
         self.engine.begin_step(batch)
         self.engine.emit(Event.TRAIN_STEP_BEGIN)
@@ -281,37 +291,19 @@ class Run:
             self._in_step = False
             self.engine.end_step(self._outputs)
             self.engine.emit(Event.TRAIN_STEP_END)
+        else:
+            self.engine.leave_evaluation()  # one that ended by an error
 
     def _check_entered(self, verb: str) -> None:
         if not self._is_entered:
             raise RunStateError(f"run.{verb}() belongs inside `with run:`, but the run is not open.")
 
 
-class _OpenStep:
-    """One training step without a loader."""
-
-    def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
-        self._begin, self._end = begin, end
-
-    def __enter__(self) -> None:
-        self._begin()
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if error is None:
-            self._end()
-
-
-def _check_counts(
-    epochs: int | None,
-    initial_epoch: int,
-    batches_per_epoch: int | None,
-    max_steps: int | None,
-    limit_batches: int | None,
-) -> None:
-    counts = {"epochs": epochs, "max_steps": max_steps, "limit_batches": limit_batches}
-    for name, value in {**counts, "batches_per_epoch": batches_per_epoch}.items():
+def _check_counts(initial_epoch: int, **counts: int | None) -> None:
+    for name, value in counts.items():
         if value is not None:
             positive_int("Run", name, value)
+    epochs = counts["epochs"]
     if isinstance(initial_epoch, bool) or not isinstance(initial_epoch, int):
         raise ArgumentTypeError(f"Run(initial_epoch=...) takes an integer, but got {initial_epoch!r}.")
     if initial_epoch < 0 or (epochs is not None and initial_epoch >= epochs):
@@ -351,6 +343,11 @@ def _step_of(
     lr_scheduler: Native,
 ) -> Any:
     observe = getattr(backend, "observe", None)
+    if lr_scheduler is not None and (observe is None or not optimizers):
+        raise ArgumentValueError(
+            "Run(lr_scheduler=...) takes the schedule of a PyTorch optimizer that is given as well,"
+            " but got none: leave it out."
+        )
     if observe is not None:
         return observe(optimizers, network=network, lr_scheduler=lr_scheduler, asked_for=asked_for)
     rates = [] if backend is None else [backend.learning_rate(one) for one in optimizers.values()]

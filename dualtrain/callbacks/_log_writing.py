@@ -1,10 +1,11 @@
-"""What the callbacks that write logs do alike when they are copied."""
+"""What the callbacks that write logs do alike: when they are copied, and at the end of a run."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from dualtrain.callback import Callback
+from dualtrain.context import RunContext
 
 
 class LogWriting(Callback):
@@ -18,6 +19,17 @@ class LogWriting(Callback):
 
     def _forget_run(self) -> None:
         """Set what is kept of a run to what it is before one."""
+        raise NotImplementedError
+
+    def on_teardown(self, run_context: RunContext) -> None:
+        self._end_log()
+
+    def __exit__(self, *error: Any) -> None:
+        """Close the log where a loop calls the events by hand, and calls no teardown."""
+        self._end_log()
+
+    def _end_log(self) -> None:
+        """Write what is held back, and close the log. Harmless where there is none."""
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:

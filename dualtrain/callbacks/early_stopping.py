@@ -61,8 +61,8 @@ class EarlyStopping(Callback):
     def on_train_begin(self, run_context: RunContext) -> None:
         if self.restore_best_weights and not isinstance(run_context.backend, Weights):
             raise RunStateError(
-                f"EarlyStopping(restore_best_weights=True) needs a backend that copies weights, but this run "
-                f"has {run_context.backend}: give the run its network, or leave the option out."
+                f"EarlyStopping(restore_best_weights=True) needs a backend that copies weights, but this "
+                f"run has {run_context.backend}: give the run its network, or leave the option out."
             )
         if not self._resuming:
             self._monitor.reset()

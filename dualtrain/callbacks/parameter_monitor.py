@@ -141,7 +141,7 @@ class ParameterMonitor(LogWriting):
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         self._release()  # what a window has left that was cut short
 
-    def on_teardown(self, run_context: RunContext) -> None:
+    def _end_log(self) -> None:
         run_log = self._run_log
         self._forget_run()
         if run_log is not None:

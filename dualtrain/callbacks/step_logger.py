@@ -156,7 +156,7 @@ class StepLogger(LogWriting):
         if holds_row:
             self._held[0][0].values.update(late)
 
-    def on_teardown(self, run_context: RunContext) -> None:
+    def _end_log(self) -> None:
         try:
             self._write_held()
         finally:

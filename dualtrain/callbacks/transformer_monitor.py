@@ -175,7 +175,7 @@ class TransformerMonitor(LogWriting):
         else:
             self._write(run_context, {}, sampled, lambda: self._watched(step, skipped, *norms_later()))
 
-    def on_teardown(self, run_context: RunContext) -> None:
+    def _end_log(self) -> None:
         log, self._log = self._log, None
         if log is not None:
             log.close()
@@ -190,6 +190,11 @@ class TransformerMonitor(LogWriting):
         self._resuming = self._rows > 0
 
     def _sample(self, run_context: RunContext) -> None:
+        if Capability.PROBING not in run_context.capabilities:
+            self._give_up(
+                "found no attention: this run cannot call the network outside of its training step"
+            )
+            return
         first = not self.attention
         try:
             found = run_context.attention(self.attention_samples, self.attention_fn)

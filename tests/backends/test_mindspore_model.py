@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines import ENGINES, ones
+from engines import ENGINES, Seen, Stream, ones
 from models import make
 
 import dualtrain as dt
@@ -91,7 +91,7 @@ def test_native_callbacks_stay_in_their_place_and_runs_of_ours_share_a_bridge(
     assert order == ["a", "b", "native", "c"] * 2
     kinds = [type(c).__name__ for c in seen]
     assert [k for k in kinds if not k.startswith("_")] == [
-        "DualTrainBridge",
+        "LeadingBridge",
         "NativeSubclass",
         "DualTrainBridge",
     ]
@@ -228,3 +228,49 @@ def test_nothing_stays_on_the_learning_rate_after_the_run(engine: Any) -> None:
     model.train(1, ones(1), Look())
     assert inside == [True]
     assert "set_data" not in vars(optimizer.learning_rate)
+
+
+def test_a_networks_jit_config_is_that_of_our_train_step(engine: Any) -> None:
+    import mindspore
+
+    network = engine.weight()
+    network.set_jit_config(mindspore.JitConfig(jit_level="O0"))
+    model = dt.Model(network, engine.loss_fn(), engine.sgd(network), clip_norm=5.0)
+    model.train(1, ones(1))
+    (part,) = vars(model.train_network)["_parts"].values()
+    for cell in (model.train_network, part):
+        assert cell.jit_config_dict["jit_level"] == "O0"
+
+
+def test_limits_of_a_dry_run(engine: Any) -> None:
+    """Two batches of three per epoch, of numpy and of MindSpore's own data; then a stop in an epoch."""
+    from mindspore.dataset import GeneratorDataset, NumpySlicesDataset
+
+    x, y = np.ones((3, 1), np.float32), np.array([[0], [0], [9]], np.float32)
+    rows = list(zip(x, y, strict=True))
+    native = NumpySlicesDataset((x, y), shuffle=False).batch(1)
+    generated = GeneratorDataset(rows, ["x", "label"], shuffle=False).map(lambda x: x, ["x"]).batch(1)
+    for data in (native, generated, rows):
+        network, model = make(engine)
+        seen = Seen(lambda c: (c.step, c.epoch, c.batches_per_epoch, c.stop_reason), "on_train_epoch_end")
+        model.train(2, data, seen, limit_batches=2)
+        assert seen.values == [(2, 1, 2, None), (4, 2, 2, None)]
+        assert engine.value(network) == pytest.approx(0.6)
+        assert model.eval(data, limit_batches=2) == {"eval_loss": pytest.approx(0.6)}
+        results = Seen(lambda c: c.metrics["eval_loss"], "on_eval_end")
+        model.fit(1, data, data, callbacks=results, limit_batches=2)
+        assert results.values == [pytest.approx(0.4)]
+        ended = Seen(lambda c: (c.step, c.epoch, c.stop_reason), "on_train_end")
+        model.train(3, data, ended, max_steps=4)
+        assert ended.values == [(4, 2, "max_steps=4 is reached")]
+        assert engine.value(network) == pytest.approx(0.0, abs=1e-6)
+    with pytest.raises(ValueError, match="limit_batches"):
+        model.eval(ones(1), limit_batches=0)
+
+
+def test_a_limit_closes_the_window(engine: Any) -> None:
+    network, model = make(engine, accumulate_steps=2)
+    seen = Seen(lambda c: c.is_update_step)
+    model.train(2, Stream(ones(5)), seen, limit_batches=3)
+    assert seen.values == [False, True, True] * 2
+    assert engine.value(network) == pytest.approx(0.6)

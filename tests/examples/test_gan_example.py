@@ -1,4 +1,4 @@
-"""examples/gan_manual.py: two optimizers by manual optimisation, under the usual callbacks."""
+"""examples/gan.py: two optimizers in a hand-written loop, under the usual callbacks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paths import EXAMPLES
 
 import dualtrain as dt
 
-EXAMPLE = EXAMPLES / "gan_manual.py"
+EXAMPLE = EXAMPLES / "gan.py"
 EPOCHS = 4
 STEPS = EPOCHS * 30  # 1500 digits in batches of 50
 

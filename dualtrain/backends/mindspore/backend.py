@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import mindspore
 import numpy as np
 
 from dualtrain.backends._arguments import check_same_weights, first_array
-from dualtrain.backends.mindspore import distributed
+from dualtrain.backends.mindspore import distributed, modes, tensors
+from dualtrain.backends.mindspore.manual import ObservedUpdates
 from dualtrain.backends.mindspore.optimizer import MindSporeLearningRate
+from dualtrain.backends.mindspore.signals import InterruptWatch
 from dualtrain.protocol import BatchShape, Capability, Native
 
 
@@ -33,33 +36,19 @@ class MindSporeBackend:
         return MindSporeModel
 
     def capabilities(self) -> frozenset[Capability]:
-        both = {
-            Capability.STEP_EVENTS,
-            Capability.GRAD_NORM,
-            Capability.PARAMETER_GRAD_NORMS,
-            Capability.ACCUMULATION,
-            Capability.SKIP_NONFINITE,
-            Capability.CALLBACK_TIMES,
-        }
-        eager = set() if graph_mode() else {Capability.GRADIENT_EVENTS, Capability.EAGER}
-        return frozenset(both | eager)
+        return modes.capabilities()
 
     def describe_mode(self) -> str:
-        return f"MindSpore {'GRAPH' if graph_mode() else 'PYNATIVE'} mode"
+        return modes.describe_mode()
 
     def version(self) -> str:
         return str(mindspore.__version__)
 
     def to_float(self, value: Native) -> float:
-        if isinstance(value, mindspore.Tensor) and value.size == 1:
-            return float(value.item())  # a tenth of what asnumpy() takes
-        return float(np.mean(self.to_numpy(value)))
+        return tensors.to_float(value)
 
     def to_numpy(self, value: Native) -> Any:
-        tensor = value if isinstance(value, mindspore.Tensor) else mindspore.Tensor(value)
-        if tensor.dtype == mindspore.bfloat16:  # numpy has none
-            tensor = tensor.astype(mindspore.float32)
-        return tensor.asnumpy()
+        return tensors.to_numpy(value)
 
     def batch_shape(self, batch: Native) -> BatchShape | None:
         array = first_array(batch)
@@ -89,7 +78,10 @@ class MindSporeBackend:
         self, before: dict[str, Native], now: dict[str, Native]
     ) -> dict[str, tuple[float, float]]:
         return {
-            name: (_norm(values), _norm(np.subtract(self.to_numpy(now[name]), values, dtype=np.float64)))
+            name: (
+                tensors.norm(values),
+                tensors.norm(np.subtract(self.to_numpy(now[name]), values, dtype=np.float64)),
+            )
             for name, values in before.items()
         }
 
@@ -102,15 +94,24 @@ class MindSporeBackend:
     def any_rank(self, flag: bool) -> bool:
         return distributed.any_rank(flag)
 
+    def seed(self, seed: int) -> None:
+        mindspore.set_seed(seed)
 
-def _norm(values: Any) -> float:
-    # numpy's own norm is a dot product in the array's precision: it is off by 0.1 % at 40 million.
-    return float(np.sqrt(np.square(values, dtype=np.float64).sum()))
+    def signal_watch(self, request_stop: Callable[[str], None]) -> InterruptWatch:
+        return InterruptWatch(request_stop)
 
+    def observe(
+        self,
+        optimizers: Mapping[str, Native],
+        *,
+        network: Native,
+        lr_scheduler: Native,
+        asked_for: frozenset[Capability],
+    ) -> ObservedUpdates:
+        return ObservedUpdates(optimizers, network, lr_scheduler)
 
-def graph_mode() -> bool:
-    """Tell whether MindSpore is in GRAPH mode now."""
-    return bool(mindspore.get_context("mode") == mindspore.GRAPH_MODE)
+    def as_outputs(self, value: Native) -> Native:
+        return value  # tensors of MindSpore have no graph
 
 
 BACKEND = MindSporeBackend()

@@ -1,6 +1,6 @@
-"""The Cells of a step: in GRAPH mode MindSpore compiles their `construct` from this source.
+"""The Cells of a step. In GRAPH mode MindSpore compiles their `construct` from this source.
 
-So `construct` keeps to what the compiler knows, and what it raises are constants.
+For that reason `construct` uses only syntax that the compiler supports, and raises constant messages only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dualtrain.backends.mindspore.distributed import world_size
 from dualtrain.protocol import Native
 
 CLAIM = "train_step has to give "
-"""How the sentences begin that `ForwardCell` raises."""
+"""The beginning of the error messages of `ForwardCell`."""
 
 _add = ops.MultitypeFuncGraph("add")
 _add_into = ops.MultitypeFuncGraph("add_into")
@@ -63,10 +63,10 @@ def as_number(loss):  # type: ignore[no-untyped-def]
 
 
 class GradientCell(nn.Cell):  # type: ignore[misc]
-    """Forward and gradients of a batch, started from its share of the window; None: it is the window.
+    """Compute the gradients of a batch, scaled by its share of the window; None: the batch is the window.
 
     Args:
-        native: MindSpore's own train step for this network, whose parts are used.
+        native: MindSpore's own train step, for its network, weights and optimizer.
         scaler: A ``mindspore.amp.DynamicLossScaler``; None: the loss is not scaled.
     """
 
@@ -90,7 +90,7 @@ class GradientCell(nn.Cell):  # type: ignore[misc]
 
 
 class AccumulateCell(GradientCell):
-    """A batch inside a window: its gradients are added to the totals."""
+    """Add the gradients of a batch inside a window to the totals."""
 
     def __init__(
         self, native: nn.TrainOneStepCell, scaler: Native, totals: Native, kept: Kept, guarded: bool
@@ -112,18 +112,18 @@ class AccumulateCell(GradientCell):
 
 
 class UpdateCell(GradientCell):
-    """The batch that ends a window: reduce, unscale, norm, clip, and update unless it is to be skipped.
+    """Update with the batch that ends a window: reduce, unscale, measure, clip, and call the optimizer.
 
-    ``construct`` is the whole of it. Where callbacks listen to the events in between, which only
-    PYNATIVE mode can have, its parts are called one by one. Where the window is this batch alone, ``share``
-    and ``rescale`` are None, and multiplying with them is not compiled.
+    Where callbacks listen to the events in between, which only PYNATIVE mode has, the parts of
+    ``construct`` are called one by one. Where the window is this batch alone, ``share`` and ``rescale``
+    are None, and the multiplication by them is not compiled.
 
     Args:
         native, scaler: As for ``GradientCell``.
         totals: The gradients of the window's earlier batches; None: the window is this batch.
         clip_norm: The largest norm; None: any.
-        kept: Parameters that keep what callbacks may read.
-        parameter_norms: Whether each weight's gradient is measured too.
+        kept: The values that callbacks may read.
+        parameter_norms: Whether the gradient of each weight is measured, too.
         guarded: Whether an update whose loss or gradients are not finite is skipped.
     """
 
@@ -194,7 +194,7 @@ class UpdateCell(GradientCell):
         if self.totals is not None:
             losses = losses + self.losses
         sound = ops.logical_and(ops.isfinite(norm), ops.isfinite(losses))
-        if self.votes is None:  # gradients are the same on all ranks, losses are not
+        if self.votes is None:  # gradients are equal on all ranks, losses are not
             return sound
         against = self.votes(ops.logical_not(sound).astype(mindspore.float32).reshape((1,)))
         return ops.equal(against.reshape(()), Tensor(0.0, mindspore.float32))
@@ -221,20 +221,20 @@ class UpdateCell(GradientCell):
 
 
 class Kept:
-    """Parameters in which a step leaves what callbacks may read after it.
+    """Parameters that hold the values of a step that callbacks may read after it.
 
     Args:
-        weights: How many weights there are.
+        weights: The number of weights.
     """
 
     def __init__(self, weights: int) -> None:
         self.norm = Parameter(Tensor(0.0, mindspore.float32), name="grad_norm", requires_grad=False)
         self.finite = Parameter(Tensor(True), name="gradients_finite", requires_grad=False)
-        """Whether the gradients have not overflowed; kept where the loss is scaled."""
+        """Whether the gradients are finite; set where the loss is scaled."""
         self.made = Parameter(Tensor(True), name="update_made", requires_grad=False)
-        """Whether the optimizer was called; kept where an update may be skipped."""
+        """Whether the optimizer was called; set where an update may be skipped."""
         self.losses = Parameter(Tensor(0.0, mindspore.float32), name="window_losses", requires_grad=False)
-        """The sum of the losses of the window's earlier batches; kept where updates are guarded."""
+        """The sum of the losses of the window's earlier batches; set where updates are guarded."""
         self.square_sums = Parameter(_zeros(weights), name="gradient_square_sums", requires_grad=False)
         self.largest = Parameter(_zeros(weights), name="gradient_largest", requires_grad=False)
 
@@ -256,7 +256,7 @@ class TrainStepCell(nn.Cell):  # type: ignore[misc]
         self.network = network
         self.train_step = train_step
         self.keys: tuple[str, ...] = ()
-        """The keys of mapping batches, whose columns come in in this order; set before the first call."""
+        """The keys of mapping batches, in the order of the columns; set before the first call."""
 
     def run(self, batch):  # type: ignore[no-untyped-def]
         if len(self.keys) == 0:
@@ -268,7 +268,7 @@ class TrainStepCell(nn.Cell):  # type: ignore[misc]
 
 
 class ForwardCell(TrainStepCell):
-    """``train_step`` in training: gives the loss, checked."""
+    """``train_step`` in training: returns the loss, checked."""
 
     def construct(self, *batch):  # type: ignore[no-untyped-def]
         out = self.run(batch)  # type: ignore[no-untyped-call]
@@ -299,7 +299,7 @@ class EvalCell(TrainStepCell):
 
 
 class LossEvalCell(nn.Cell):  # type: ignore[misc]
-    """A network that gives the loss itself, in an evaluation: ``(loss,)``."""
+    """A network that returns the loss itself, in an evaluation: ``(loss,)``."""
 
     def __init__(self, network: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
@@ -312,8 +312,8 @@ class LossEvalCell(nn.Cell):  # type: ignore[misc]
 def has_gradient(cell: nn.Cell, weights: Native, batch: tuple[Native, ...]) -> bool:
     """Tell whether a Cell's scalar output depends on any of the weights.
 
-    A gradient that is zero by chance and one that was cut look the same; started from NaN
-    instead of one, only the first comes out as NaN.
+    A gradient that is zero by chance and one that was cut are equal. Started from NaN instead of one, only
+    the first is NaN.
     """
     start = ops.full_like(cell(*batch), float("nan"))
     gradients = ops.GradOperation(get_by_list=True, sens_param=True)(cell, weights)(*batch, start)

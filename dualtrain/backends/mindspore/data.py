@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -11,82 +12,87 @@ from mindspore import Tensor
 
 from dualtrain.backends._arguments import check_iterable, empty, label_last, used_up
 from dualtrain.errors import ArgumentTypeError
-from dualtrain.loop import end_pass
 from dualtrain.protocol import Native
+from dualtrain.window import LookAhead
 
-_END = object()
-_UNKNOWN = object()
+_NONE = object()
 
 
 class Batches:
-    """A Python iterable of numpy batches, with as much of a ``mindspore.dataset`` as Model asks for.
+    """A Python iterable of numpy batches, with the methods of a ``mindspore.dataset`` that Model calls.
 
-    Nothing is copied ahead and no pipeline is started: a batch costs its conversion to tensors.
+    No batch is copied ahead and no pipeline is started: a batch costs its conversion to tensors.
 
     Args:
         role: The argument's name, for messages.
         dataset: Any iterable of batches of numpy arrays, sized or not.
-        passes: How many times it will be gone through.
+        passes: The number of passes over it.
+        limit: The largest number of batches per pass; None: all.
 
     Raises:
         ArgumentTypeError: It is not an iterable of batches.
-        ArgumentValueError: It is empty, or can be iterated once only where more is asked.
+        ArgumentValueError: It is empty, or is an iterator of which several passes are asked for.
     """
 
-    def __init__(self, role: str, dataset: Any, *, passes: int) -> None:
-        self.length = check_iterable(role, dataset, passes=passes)
+    def __init__(self, role: str, dataset: Any, *, passes: int, limit: int | None = None) -> None:
+        self._length = check_iterable(role, dataset, passes=passes)
         self.keys: tuple[str, ...] = ()
-        """The keys of mapping batches, in the order of the columns that they are handed on as."""
+        """The keys of mapping batches, in the order of the columns that they are passed on as."""
+        self.ahead = LookAhead()
+        """The batches of the present pass."""
         self._role = role
         self._dataset = dataset
-        # The first pass is begun here and gone on with: a loader that shuffles in iter() is asked once.
-        self._batches: Iterator[Any] | None = iter(dataset)
-        self._following = first = next(self._batches, _END)
-        self._is_untouched = True
-        if first is _END:
+        self._limit = limit
+        # The first pass begins here and is continued: a loader that shuffles in iter() is asked once.
+        self._is_open = False
+        self._first = self._begin()
+        if self._first is _NONE:
             raise empty(role)
-        if isinstance(first, Mapping):
-            self.keys = label_last(first)
-        self._columns(first)  # a batch of the wrong kind is an error before the first step
+        if isinstance(self._first, Mapping):
+            self.keys = label_last(self._first)
+        self._columns(self._first)  # a batch of the wrong kind is an error before the first step
 
     def get_dataset_size(self) -> float:
         """Return the number of batches; infinite where there is no length, so that comparing works."""
-        return float("inf") if self.length is None else self.length
+        if self._length is None:
+            return float("inf")
+        return self._length if self._limit is None else min(self._length, self._limit)
 
     def create_tuple_iterator(self, num_epochs: int = -1, do_copy: bool = True) -> Batches:
-        """Return the iterator: this object, which starts anew after each end."""
+        """Return the iterator: this object, which begins a new pass after each end."""
         return self
 
     def __next__(self) -> tuple[Any, ...]:
-        self._is_untouched = False
-        if self._batches is None:
-            self._batches = iter(self._dataset)
-            self._following = next(self._batches, _END)
-            if self._following is _END:
-                raise used_up(self._role)
-        batch = next(self._batches, _END) if self._following is _UNKNOWN else self._following
-        self._following = _UNKNOWN
-        if batch is _END:
+        batch, self._first = self._first, _NONE
+        if batch is _NONE:
+            if self._is_open:
+                batch = next(self.ahead, _NONE)
+            else:
+                batch = self._begin()
+                if batch is _NONE:
+                    raise used_up(self._role)
+        if batch is _NONE:
             self.close()
             raise StopIteration
         return self._columns(batch)
 
-    def is_last(self) -> bool:
-        """Tell whether the batch given out last is the epoch's last one, by looking one ahead."""
-        if self._following is _UNKNOWN and self._batches is not None:
-            self._following = next(self._batches, _END)
-        return self._following is _END
-
     def reset(self) -> None:
-        """Start anew with the next batch, as after an epoch that was left early."""
-        if not self._is_untouched:
+        """Begin a new pass with the next batch, as after an epoch that a stop has ended."""
+        if self._first is _NONE:
             self.close()
 
     def close(self) -> None:
-        """End the pass at hand, however far it is."""
-        batches, self._batches, self._following = self._batches, None, _UNKNOWN
-        if batches is not None:
-            end_pass(batches, self._dataset)
+        """End the present pass."""
+        self._first = _NONE
+        if self._is_open:
+            self._is_open = False
+            self.ahead.close()
+
+    def _begin(self) -> Any:
+        """Begin a pass and return its first batch."""
+        self.ahead.begin(self._dataset, None, self._limit)  # a length may be wrong
+        self._is_open = True
+        return next(self.ahead, _NONE)
 
     def _columns(self, batch: Any) -> tuple[Any, ...]:
         if _is_ready(batch):
@@ -110,7 +116,7 @@ class Batches:
 
 
 def _is_ready(batch: Any) -> bool:
-    """Tell cheaply that a batch is a tuple of tensors already."""
+    """Tell at little cost that a batch is a tuple of tensors already."""
     if type(batch) is not tuple:
         return False
     for column in batch:  # noqa: SIM110 - a loop is faster than all() with a generator
@@ -120,14 +126,23 @@ def _is_ready(batch: Any) -> bool:
 
 
 def closing_passes(dataset: Any) -> AbstractContextManager[Any]:
-    """Close what ``as_dataset`` has returned, if it is ours; a ``mindspore.dataset`` sees to itself."""
+    """Close what ``as_dataset`` has returned, if it is ours; a ``mindspore.dataset`` closes itself."""
     return closing(dataset) if isinstance(dataset, Batches) else nullcontext()
 
 
-def as_dataset(role: str, dataset: Any, *, passes: int) -> Any:
-    """Return a ``mindspore.dataset`` as it is, and an iterable of numpy batches as ``Batches``."""
+def as_dataset(role: str, dataset: Any, *, passes: int, limit: int | None = None) -> Any:
+    """Return a ``mindspore.dataset``, and an iterable of numpy batches as ``Batches``.
+
+    Args:
+        role: The argument's name, for messages.
+        dataset: The dataset.
+        passes: The number of passes over it.
+        limit: The largest number of batches per pass; None: all.
+    """
     if not hasattr(dataset, "create_tuple_iterator"):
-        return Batches(role, dataset, passes=passes)
+        return Batches(role, dataset, passes=passes, limit=limit)
     if dataset.get_dataset_size() == 0:
         raise empty(role)
+    if limit is not None and limit < dataset.get_dataset_size():
+        return deepcopy(dataset).take(limit)  # a node of a pipeline can have one consumer alone
     return dataset

@@ -30,15 +30,19 @@ class MetricObject(train.Metric):  # type: ignore[misc]
         return self._metric.eval()
 
 
-def make_metrics(metrics: Native) -> Any:
-    """Return what MindSpore's Model takes for what the user passed as ``metrics``.
+def make_metrics(metrics: Native, *, has_default: bool = False) -> dict[str, Any] | None:
+    """Return MindSpore's metrics for the ``metrics`` of ``dt.Model``.
+
+    Args:
+        metrics: Names, or a mapping name -> object, or None.
+        has_default: Whether None stands for the loss alone.
 
     Raises:
-        ArgumentTypeError: It is neither names nor a mapping, or an object is no metric.
+        ArgumentTypeError: It is neither names nor a mapping, or an object is not a metric.
         ArgumentValueError: A name is unknown.
     """
     if metrics is None:
-        return None
+        return {"eval_loss": train.Loss()} if has_default else None
     if isinstance(metrics, Mapping):
         return {name: _adapt(name, metric) for name, metric in metrics.items()}
     names = metric_names(metrics, METRIC_NAMES | frozenset(train.names()))

@@ -1,10 +1,7 @@
-"""The Model for MindSpore networks: MindSpore's own, with our callbacks bridged into it."""
+"""The Model for MindSpore networks: MindSpore's own, with dualtrain's callbacks bridged into it."""
 
 from __future__ import annotations
 
-import math
-import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -12,53 +9,54 @@ from typing import Any
 import mindspore
 import numpy as np
 from mindspore import nn, train
-from mindspore.train.model import _pynative_executor
 
-from dualtrain.backends import callback_bases, find_backend
 from dualtrain.backends._arguments import (
     NO_OPTIMIZER,
     check_epochs,
     check_loss_and_step,
     check_valid_frequency,
     evaluations_due,
-    foreign_parameters,
     metric_needs_outputs,
-    not_this_optimizer,
 )
 from dualtrain.backends._contract import check_contract, warn_of_batch_norm
-from dualtrain.backends.mindspore.backend import BACKEND, graph_mode
-from dualtrain.backends.mindspore.bridge import BridgedRun, is_native
-from dualtrain.backends.mindspore.cells import CLAIM, EvalCell, ForwardCell, LossEvalCell, TrainStepCell
-from dualtrain.backends.mindspore.data import as_dataset, closing_passes
-from dualtrain.backends.mindspore.metrics import make_metrics
-from dualtrain.backends.mindspore.optimizer import make_scalable, table_length, working_set_data
-from dualtrain.backends.mindspore.probes import sample_attention
-from dualtrain.backends.mindspore.signals import InterruptWatch
-from dualtrain.backends.mindspore.step import GradientCheck, MindSporeStep, StepCell, batch_norm_names
-from dualtrain.bus import EventBus, as_callbacks
-from dualtrain.context import CallbackParams, RunContext
-from dualtrain.errors import ArgumentTypeError, ArgumentValueError, DualTrainError, RunStateError
-from dualtrain.protocol import EVENT_CAPABILITY, Capability, Native
-
-_training = threading.RLock()
-_OURS = frozenset(
-    {
-        Capability.GRADIENT_EVENTS,
-        Capability.GRAD_NORM,
-        Capability.PARAMETER_GRAD_NORMS,
-        Capability.ACCUMULATION,
-        Capability.SKIP_NONFINITE,
-    }
+from dualtrain.backends.mindspore.arguments import (
+    MINDSPORES_CHOICE,
+    check_engine,
+    check_limits,
+    check_optimizer,
+    explain_train_step_error,
+    mixed_precision,
+    warn_of_short_table,
 )
-"""What needs a train step of ours in place of MindSpore's own."""
+from dualtrain.backends.mindspore.borrowed import (
+    has_train_network,
+    replace_train_network,
+    replaced_network,
+    stop_recording,
+)
+from dualtrain.backends.mindspore.cells import EvalCell, ForwardCell, LossEvalCell, TrainStepCell
+from dualtrain.backends.mindspore.check import GradientCheck
+from dualtrain.backends.mindspore.data import as_dataset, closing_passes
+from dualtrain.backends.mindspore.leading_bridge import bridged, is_native
+from dualtrain.backends.mindspore.metrics import make_metrics
+from dualtrain.backends.mindspore.modes import STEP_CELL_CAPABILITIES, graph_mode, sinks_steps
+from dualtrain.backends.mindspore.optimizer import make_scalable, working_set_data
+from dualtrain.backends.mindspore.probing import MindSporeProbing, trains_itself
+from dualtrain.backends.mindspore.step import MindSporeStep, batch_norm_names
+from dualtrain.backends.mindspore.step_cell import StepCell, asked_of_step
+from dualtrain.backends.mindspore.tensors import to_float
+from dualtrain.backends.mindspore.threads import one_thread_at_a_time
+from dualtrain.bus import as_callbacks
+from dualtrain.engine import RunEngine
+from dualtrain.errors import ArgumentValueError
+from dualtrain.protocol import Backend, Capability, Native
 
 
 class MindSporeModel(train.Model):  # type: ignore[misc]
     """Train, fit, evaluate and predict with a ``mindspore.nn.Cell``.
 
-    Made by ``dt.Model(...)``, which documents the common arguments. It is a
-    ``mindspore.train.Model`` and takes that Model's own arguments too, by position or by name.
-    A schedule of the optimizer is wrapped, so that ``scale_lr`` works on top of it.
+    Made by ``dt.Model(...)``, which documents the arguments. A schedule of the optimizer is wrapped for
+    ``scale_lr``. The private parts of the superclass are in ``borrowed``.
     """
 
     def __init__(
@@ -72,44 +70,48 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         amp_level: str = "O0",
         boost_level: str = "O0",
         *,
+        backend: Backend,
         train_step: Callable[..., Any] | None = None,
         accumulate_steps: int = 1,
         clip_norm: float | None = None,
         lr_scheduler: None = None,
         amp: str | None = None,
         automatic_optimization: bool = True,
-        **native: Any,
+        loss_scale_manager: Any = MINDSPORES_CHOICE,
+        keep_batchnorm_fp32: Any = MINDSPORES_CHOICE,
+        boost_config_dict: Any = MINDSPORES_CHOICE,
+        acc_level: Any = MINDSPORES_CHOICE,
     ) -> None:
         check_loss_and_step(loss_fn, train_step)
         check_contract(accumulate_steps, clip_norm)
-        if lr_scheduler is not None:
-            raise ArgumentValueError(
-                "lr_scheduler is PyTorch's: a MindSpore optimizer takes its schedule as learning_rate."
-            )
-        if not automatic_optimization:
-            raise ArgumentValueError(
-                "automatic_optimization=False is PyTorch's: in MindSpore pass a network that trains "
-                "itself, such as a TrainOneStepCell of your own, without an optimizer."
-            )
-        self._check_optimizer(network, optimizer)
+        check_engine(lr_scheduler, automatic_optimization)
+        check_optimizer(network, optimizer)
+        own = {
+            "loss_scale_manager": loss_scale_manager,
+            "keep_batchnorm_fp32": keep_batchnorm_fp32,
+            "boost_config_dict": boost_config_dict,
+            "acc_level": acc_level,
+        }
+        native = {name: value for name, value in own.items() if value is not MINDSPORES_CHOICE}
+        self._backend = backend
+        self._own_network, self._own_optimizer = network, optimizer
+        self._has_loss_fn = loss_fn is not None
         self._accumulate_steps = accumulate_steps
         self._clip_norm = clip_norm
         self._scaler = None
         if amp is not None:
-            self._scaler, amp_level = _mixed_precision(amp, amp_level, native)
-        self._train_step = train_step
-        self._default_metrics = metrics is None and eval_network is None
-        metrics = make_metrics(metrics)
-        if self._default_metrics:
-            metrics = {"eval_loss": train.Loss()}
+            self._scaler, amp_level = mixed_precision(amp, amp_level, native)
+        self._own_metrics = metrics = make_metrics(metrics, has_default=eval_network is None)
         self._step_cells: list[TrainStepCell] = []
         if train_step is not None:
             self._step_cells = [ForwardCell(network, train_step), EvalCell(network, train_step)]
+        self._loss_index = 0 if eval_network is None else None if eval_indexes is None else eval_indexes[0]
         if eval_network is None and loss_fn is None:
             eval_network = self._step_cells[1] if self._step_cells else LossEvalCell(network)
             eval_indexes = [0, 1, 2]
         if isinstance(optimizer, nn.Optimizer):
             make_scalable(optimizer)
+        self._is_built = False
         super().__init__(
             network,
             loss_fn,
@@ -121,10 +123,15 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
             boost_level,
             **native,
         )
-        self._native_network = self._train_network  # type: ignore[has-type]
+        if self._step_cells and not self._is_built:
+            raise ArgumentValueError(
+                f"train_step needs a way to replace the network in MindSpore's train step, which MindSpore "
+                f"{mindspore.__version__} does not have: pass loss_fn instead."
+            )
+        self._native_network = self.train_network
         self._step_cell: StepCell | None = None
         if accumulate_steps > 1 or clip_norm is not None or self._scaler is not None:
-            if optimizer is not None and not self._steps_can_be_ours(sink=False):
+            if optimizer is not None and not self._takes_step_cell(sink=False):
                 raise ArgumentValueError(
                     "accumulate_steps, clip_norm and amp cannot be had together with loss_scale_manager or "
                     "boost_level, for which MindSpore uses train steps of its own."
@@ -139,11 +146,17 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         dataset_sink_mode: bool = False,
         sink_size: int = -1,
         initial_epoch: int = 0,
+        *,
+        max_steps: int | None = None,
+        limit_batches: int | None = None,
     ) -> None:
         """Train up to ``epoch`` epochs, without evaluation. See ``dt.Model.train``."""
-        training = self._training(epoch, train_dataset, callbacks, dataset_sink_mode, initial_epoch, 0)
-        with training as (dataset, bridged):
-            super().train(epoch, dataset, bridged, dataset_sink_mode, sink_size, initial_epoch)
+        check_limits("train", max_steps, limit_batches)
+        passes = check_epochs(epoch, initial_epoch)
+        dataset = self._training_data(train_dataset, passes, limit_batches)
+        run = {"initial_epoch": initial_epoch, "evaluations": 0, "max_steps": max_steps}
+        with self._training(callbacks, dataset_sink_mode, dataset, passes, **run) as bridges:
+            super().train(epoch, dataset, bridges, dataset_sink_mode, sink_size, initial_epoch)
 
     def fit(
         self,
@@ -156,187 +169,144 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         valid_dataset_sink_mode: bool = False,
         sink_size: int = -1,
         initial_epoch: int = 0,
+        *,
+        max_steps: int | None = None,
+        limit_batches: int | None = None,
     ) -> None:
         """Train up to ``epoch`` epochs and evaluate in between. See ``dt.Model.fit``."""
+        check_limits("fit", max_steps, limit_batches)
         check_valid_frequency(valid_frequency)
-        check_epochs(epoch, initial_epoch)
+        passes = check_epochs(epoch, initial_epoch)
         evaluations = 0
         if valid_dataset is not None:
             evaluations = evaluations_due(epoch, initial_epoch, valid_frequency)
-            valid_dataset = self._dataset("valid_dataset", valid_dataset, max(evaluations, 1))
-        training = self._training(
-            epoch, train_dataset, callbacks, dataset_sink_mode, initial_epoch, evaluations
-        )
-        with closing_passes(valid_dataset), training as (dataset, bridged):
-            super().fit(
-                epoch,
-                dataset,
-                valid_dataset,
-                valid_frequency,
-                bridged,
-                dataset_sink_mode,
-                valid_dataset_sink_mode,
-                sink_size,
-                initial_epoch,
+            valid_dataset = self._dataset(
+                "valid_dataset", valid_dataset, max(evaluations, 1), limit_batches
             )
+        with closing_passes(valid_dataset):
+            dataset = self._training_data(train_dataset, passes, limit_batches)
+            run = {"initial_epoch": initial_epoch, "evaluations": evaluations, "max_steps": max_steps}
+            with self._training(callbacks, dataset_sink_mode, dataset, passes, **run) as bridges:
+                super().fit(
+                    epoch,
+                    dataset,
+                    valid_dataset,
+                    valid_frequency,
+                    bridges,
+                    dataset_sink_mode,
+                    valid_dataset_sink_mode,
+                    sink_size,
+                    initial_epoch,
+                )
 
     def eval(
-        self, valid_dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = False
+        self,
+        valid_dataset: Any,
+        callbacks: Any = None,
+        dataset_sink_mode: bool = False,
+        *,
+        limit_batches: int | None = None,
     ) -> dict[str, Any]:
         """Evaluate once and return the metrics. See ``dt.Model.eval``."""
-        dataset = self._dataset("valid_dataset", valid_dataset, 1)
-        with closing_passes(dataset), self._run(callbacks, 0, dataset_sink_mode) as (bridged, _):
-            return dict(super().eval(dataset, bridged, dataset_sink_mode))
+        check_limits("eval", None, limit_batches)
+        dataset = self._dataset("valid_dataset", valid_dataset, 1, limit_batches)
+        with closing_passes(dataset), one_thread_at_a_time():
+            engine = self._engine(callbacks, dataset_sink_mode)
+            bridges = bridged(
+                as_callbacks(callbacks), engine, step=None, loss_of=self._eval_loss, check=None
+            )
+            with engine:
+                return dict(super().eval(dataset, bridges, dataset_sink_mode))
 
     def predict(self, *inputs: Any, **native: Any) -> Any:
-        """Return the network's output in evaluation mode. Numpy inputs are made tensors."""
+        """Return the network's output in evaluation mode. Numpy inputs are converted to tensors."""
         tensors = [mindspore.Tensor(x) if isinstance(x, np.ndarray) else x for x in inputs]
         return super().predict(*tensors, **native)
 
     @contextmanager
     def _training(
-        self,
-        epoch: int,
-        train_dataset: Any,
-        callbacks: Any,
-        sink: bool,
-        initial_epoch: int,
-        evaluations: int,
-    ) -> Iterator[tuple[Any, list[Any]]]:
-        passes = check_epochs(epoch, initial_epoch)
-        if self._optimizer is None and not _trains_itself(self._network):
-            raise ArgumentValueError(NO_OPTIMIZER)
-        dataset = self._dataset("train_dataset", train_dataset, passes)
-        self._warn_of_short_table(passes, dataset.get_dataset_size())
-        set_data = nullcontext() if self._optimizer is None else working_set_data(self._optimizer)
+        self, callbacks: Any, sink: bool, dataset: Any, passes: int, **run: Any
+    ) -> Iterator[list[Any]]:
+        """Enter a run of training, with the callback list for MindSpore."""
+        optimizer = self._own_optimizer
+        warn_of_short_table(optimizer, passes, dataset.get_dataset_size(), self._accumulate_steps)
+        set_data = nullcontext() if optimizer is None else working_set_data(optimizer)
         check = None
-        if self._train_step is not None and self._optimizer is not None:
-            check = GradientCheck(self._network, self._step_cells[0], self._optimizer)
-        run = self._run(callbacks, initial_epoch, sink, dataset, check, evaluations)
-        with closing_passes(dataset), set_data, run as (bridged, step):
-            try:
-                yield dataset, bridged
-            except BaseException as error:
-                if not graph_mode():
-                    # An error inside a Cell leaves MindSpore recording, and the next run's forward
-                    # passes would run twice.
-                    _pynative_executor.clear_res()
-                untaken = self._train_step is not None and step.global_step == 0
-                explained = _explained(error) if untaken else None
-                if explained is None:
-                    raise
-                raise explained from error
-            if self._train_network is self._step_cell:
-                self._step_cell.drop_window()
+        if self._step_cells and optimizer is not None:
+            check = GradientCheck(self._own_network, self._step_cells[0], optimizer)
+        with closing_passes(dataset), set_data, one_thread_at_a_time():
+            engine = self._engine(callbacks, sink, **run)
+            step = self._step(engine, dataset, sink)
+            engine.use(step)
+            bridges = bridged(
+                as_callbacks(callbacks), engine, step=step, loss_of=self._eval_loss, check=check
+            )
+            with engine:
+                try:
+                    yield bridges
+                except BaseException as error:
+                    if not graph_mode():
+                        stop_recording()
+                    untaken = self._step_cells and step.global_step == 0
+                    explained = explain_train_step_error(error) if untaken else None
+                    if explained is None:
+                        raise
+                    raise explained from error
+                step.drop_window()
 
-    @contextmanager
-    def _run(
-        self,
-        callbacks: Any,
-        initial_epoch: int,
-        sink: bool,
-        dataset: Any = None,
-        check: GradientCheck | None = None,
-        evaluations: int | None = None,
-    ) -> Iterator[tuple[list[Any], MindSporeStep]]:
-        """Run our part of a train, fit or eval call; without a dataset it is an evaluation."""
-        given = as_callbacks(callbacks)
-        bases = callback_bases()
-        bus = EventBus([c for c in given if not is_native(c)], native_bases=bases)
-        capabilities = BACKEND.capabilities()
-        if sink and graph_mode() and mindspore.get_context("device_target") != "CPU":
+    def _engine(self, callbacks: Any, sink: bool, **run: Any) -> RunEngine:
+        """Return the run of our part of a train, fit or eval call."""
+        capabilities = self._backend.capabilities()
+        if sinks_steps(sink):
             capabilities -= {Capability.STEP_EVENTS}
-        if not self._steps_can_be_ours(sink):
-            capabilities -= _OURS
-        bus.check_needs(capabilities, BACKEND.describe_mode())
-        if not _training.acquire(blocking=False):
-            raise RunStateError(
-                "another thread of this process is running a MindSpore Model; MindSpore crashes or hangs "
-                "when two threads train: use processes instead."
-            )
-        try:
-            cell = None if dataset is None else self._choose_step_cell(bus, capabilities)
-            step = MindSporeStep(
-                None if dataset is None else self._optimizer,
-                cell,
-                self._network,
-                getattr(self._native_network, "network", None),
-                lambda samples, function: self._sample_attention(context, samples, function),
-                always_updates=self._steps_can_be_ours(sink),
-            )
-            context = RunContext(
-                CallbackParams(),
-                backend=BACKEND,
-                step=step,
-                initial_epoch=initial_epoch,
-                capabilities=capabilities,
-                callbacks=given,
-                evaluations=evaluations,
-            )
-            if cell is not None:
-                cell.listen(bus, context)
-            interrupts = InterruptWatch()
-            any_rank = BACKEND.any_rank if BACKEND.world_size() > 1 else None
-            run = BridgedRun(
-                context, step, interrupts, self._eval_loss, any_rank, check, bus.callback_times
-            )
-            with interrupts.watching(), bus.lifecycle(context):
-                yield run.callbacks(given, bases), step
-        finally:
-            _training.release()
+        if not self._takes_step_cell(sink):
+            capabilities -= STEP_CELL_CAPABILITIES
+        ours = [callback for callback in as_callbacks(callbacks) if not is_native(callback)]
+        return RunEngine(ours, backend=self._backend, capabilities=capabilities, **run)
 
-    def _sample_attention(self, context: RunContext, samples: int | None, function: Any) -> Any:
-        batch = tuple(context.original_args()["train_dataset_element"])
-        if function is None:
-            return sample_attention(self._network, self._forward_alone, batch, samples, None)
-
-        def given(columns: tuple[Native, ...]) -> Any:
-            keys = self._step_cells[0].keys if self._step_cells else ()
-            named = dict(zip(keys, columns, strict=True)) if keys else columns
-            return function(self._network, named)
-
-        return sample_attention(self._network, self._forward_alone, batch, samples, given)
-
-    def _forward_alone(self, batch: tuple[Native, ...]) -> Native:
-        """Call the network as the step does; without the loss, where that is apart."""
-        network = self._network
-        if self._step_cells:
-            return self._step_cells[0].run(batch)  # type: ignore[no-untyped-call]
-        if self._optimizer is None and _trains_itself(network):
-            return network.network(*batch)
-        return network(*(batch if self._loss_fn is None else batch[:-1]))
-
-    def _steps_can_be_ours(self, sink: bool) -> bool:
-        """Whether a StepCell can stand in for MindSpore's own train step."""
+    def _takes_step_cell(self, sink: bool) -> bool:
+        """Tell whether a StepCell can replace MindSpore's own train step."""
         native = self._native_network
-        return type(native) is nn.TrainOneStepCell and not native.sense_flag and not sink
+        plain = type(native) is nn.TrainOneStepCell and not native.sense_flag
+        return plain and not sink and has_train_network(self)
 
-    def _choose_step_cell(self, bus: EventBus, capabilities: frozenset[Capability]) -> StepCell | None:
-        """Give Model our train step for this run if something in it needs it, else MindSpore's own."""
-        needed = bus.asked_for() & capabilities
-        events = any(
-            bus.emitter(event) is not None
-            for event, capability in EVENT_CAPABILITY.items()
-            if capability is Capability.GRADIENT_EVENTS
+    def _step(self, engine: RunEngine, dataset: Any, sink: bool) -> MindSporeStep:
+        """Return the step of a run, with our own train step if a callback or an argument needs it."""
+        cell = self._step_cell_for(engine, dataset)
+        replace_train_network(self, self._native_network if cell is None else cell)
+        probing = MindSporeProbing(
+            self._own_network,
+            self._step_cells[0] if self._step_cells else None,
+            getattr(self._native_network, "network", None),
+            self._own_optimizer,
+            has_label=self._has_loss_fn,
         )
-        asked = self._accumulate_steps > 1 or self._clip_norm is not None or self._scaler is not None
-        self._train_network = self._native_network
-        if not (asked or events or needed & _OURS) or self._optimizer is None:
+        return MindSporeStep(self._own_optimizer, cell, probing, always_updates=self._takes_step_cell(sink))
+
+    def _step_cell_for(self, engine: RunEngine, dataset: Any) -> StepCell | None:
+        asked_for = asked_of_step(engine)
+        by_argument = self._accumulate_steps > 1 or self._clip_norm is not None or self._scaler is not None
+        if not (asked_for or by_argument) or self._own_optimizer is None:
             return None
         if self._step_cell is None:
-            names = batch_norm_names(self._network)  # type: ignore[has-type]
+            names = batch_norm_names(self._own_network)
             self._step_cell = StepCell(self._native_network, self._clip_norm, self._scaler, names)
-            self._step_cell._jit_config_dict = self._native_network._jit_config_dict
         self._step_cell.reset(
+            dataset,
             self._accumulate_steps,
-            parameter_norms=Capability.PARAMETER_GRAD_NORMS in needed,
-            guarded=Capability.SKIP_NONFINITE in needed,
+            parameter_norms=Capability.PARAMETER_GRAD_NORMS in asked_for,
+            guarded=Capability.SKIP_NONFINITE in asked_for,
         )
-        self._train_network = self._step_cell
+        self._step_cell.listen(engine)
         return self._step_cell
 
-    def _dataset(self, role: str, dataset: Any, passes: int) -> Any:
-        dataset = as_dataset(role, dataset, passes=passes)
+    def _training_data(self, dataset: Any, passes: int, limit: int | None) -> Any:
+        if self._own_optimizer is None and not trains_itself(self._own_network):
+            raise ArgumentValueError(NO_OPTIMIZER)
+        return self._dataset("train_dataset", dataset, passes, limit)
+
+    def _dataset(self, role: str, dataset: Any, passes: int, limit: int | None) -> Any:
+        dataset = as_dataset(role, dataset, passes=passes, limit=limit)
         keys = getattr(dataset, "keys", ())
         for cell in self._step_cells:
             if cell.keys and cell.keys != keys:
@@ -348,93 +318,27 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         return dataset
 
     def _build_train_network(self) -> nn.Cell:
+        """Build MindSpore's train step around ``train_step``, if there is one."""
         if not self._step_cells:
             return super()._build_train_network()
-        network = self._network  # type: ignore[has-type]
-        self._network = self._step_cells[0]
-        try:
+        with replaced_network(self, self._step_cells[0]) as self._is_built:
             return super()._build_train_network()
-        finally:
-            self._network = network
 
     def _update_metrics(self, outputs: Native) -> None:
-        if isinstance(outputs, tuple) and len(outputs) == 1:  # a loss alone, from EvalCell or LossEvalCell
-            for name, metric in self._metric_fns.items():
-                if not isinstance(metric, train.Loss):
-                    raise metric_needs_outputs(name)
-                metric.update(outputs[0])
+        """Update the metrics, also from a loss alone, as EvalCell and LossEvalCell return it."""
+        if not (isinstance(outputs, tuple) and len(outputs) == 1):
+            super()._update_metrics(outputs)
             return
-        super()._update_metrics(outputs)
+        for name, metric in (self._own_metrics or {}).items():
+            if not isinstance(metric, train.Loss):
+                raise metric_needs_outputs(name)
+            metric.update(outputs[0])
 
     def _eval_loss(self, outputs: Native) -> float | None:
-        if self._eval_indexes is None:
-            return None
-        return BACKEND.to_float(outputs[self._eval_indexes[0]])
-
-    def _warn_of_short_table(self, epochs: int, batches: float) -> None:
-        length = table_length(self._optimizer) if isinstance(self._optimizer, nn.Optimizer) else None
-        if length is None or batches == float("inf"):
-            return
-        left = length - int(self._optimizer.global_step.item())
-        updates = epochs * math.ceil(batches / self._accumulate_steps)
-        if left < updates:
-            warnings.warn(
-                f"the optimizer's list of learning rates is good for {left} more updates and this run "
-                f"has {updates}: MindSpore fails after the last rate.",
-                stacklevel=5,
-            )
-
-    @staticmethod
-    def _check_optimizer(network: nn.Cell, optimizer: Native) -> None:
-        if optimizer is None:
-            return
-        parameters = getattr(optimizer, "parameters", None)
-        if not isinstance(optimizer, nn.Cell) or parameters is None:
-            raise not_this_optimizer("mindspore", optimizer, find_backend(optimizer, missing_ok=True))
-        own = {id(parameter) for parameter in network.get_parameters()}
-        if not any(id(parameter) in own for parameter in parameters):
-            raise foreign_parameters(network, "trainable_params()")
+        return None if self._loss_index is None else to_float(outputs[self._loss_index])
 
     def __repr__(self) -> str:
         return (
-            f"Model({type(self._network).__name__}, backend='mindspore', "
-            f"optimizer={type(self._optimizer).__name__})"
+            f"Model({type(self._own_network).__name__}, backend='mindspore', "
+            f"optimizer={type(self._own_optimizer).__name__})"
         )
-
-
-def _mixed_precision(amp: str, amp_level: str, native: dict[str, Any]) -> tuple[Any, str]:
-    """Return the loss scaler and the amp_level for ``amp``."""
-    if amp not in ("fp16", "bf16"):
-        raise ArgumentValueError(f"amp is None, 'fp16' or 'bf16', but got {amp!r}.")
-    if amp == "bf16":
-        raise ArgumentValueError(
-            "amp='bf16' is PyTorch's: MindSpore's Model has no bfloat16 level; use amp='fp16' or amp_level."
-        )
-    if amp_level != "O0" or "loss_scale_manager" in native:
-        raise ArgumentValueError(
-            "amp and MindSpore's own amp_level or loss_scale_manager ask for the same thing: pass one."
-        )
-    native["loss_scale_manager"] = None  # O2 would bring one that MindSpore's CPU does not have
-    # From the largest power of two that float16 holds; window and factor are those of torch's GradScaler.
-    return mindspore.amp.DynamicLossScaler(2.0**15, 2, 2000), "O2"
-
-
-def _trains_itself(network: nn.Cell) -> bool:
-    return getattr(network, "optimizer", None) is not None  # a TrainOneStepCell, as MindSpore allows
-
-
-def _explained(error: BaseException) -> Exception | None:
-    """Say in one sentence why the first step with ``train_step`` failed; None where it says so itself."""
-    if not isinstance(error, Exception) or isinstance(error, DualTrainError):
-        return None
-    text = str(error).strip().lstrip("'")
-    sentence = text.splitlines()[0].rstrip("'") if text else ""
-    if sentence.startswith(CLAIM):
-        kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentValueError
-        return kind(sentence + ".")
-    if getattr(error, "__notes__", None) or not graph_mode():
-        return None  # a callback's, or the user's own
-    return RunStateError(
-        f"train_step failed in MindSpore's GRAPH mode, which compiles it; write it with operations that "
-        f"GRAPH mode knows, in a file, or use PYNATIVE mode: {type(error).__name__}: {sentence}"
-    )

@@ -1,4 +1,4 @@
-"""Where a step's values stop being finite on MindSpore: its forward pass, repeated out of band."""
+"""Find where the values of a step stop being finite on MindSpore, by repeating its forward pass."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 
 import numpy as np
 from mindspore import Tensor, nn, ops
-from mindspore.train.model import _pynative_executor
 
 from dualtrain.backends._contract import describe_nonfinite, not_repeatable
-from dualtrain.backends.mindspore.backend import BACKEND
+from dualtrain.backends.mindspore.borrowed import stop_recording
 from dualtrain.backends.mindspore.probes import out_of_band
+from dualtrain.backends.mindspore.tensors import to_numpy
 from dualtrain.protocol import Native
 
 
 def explain_nonfinite(network: nn.Cell, forward: nn.Cell | None, optimizer: Native, batch: Native) -> str:
     """Say where the values of a step stop being finite.
 
-    Python hooks are called in PYNATIVE mode only, so that is the mode in which the forward pass is
-    repeated, and where it is finite the backward pass too: gradients are not kept.
+    Python hooks are called in PYNATIVE mode only, so the forward pass is repeated in that mode, and the
+    backward pass too where the forward pass is finite: gradients are not kept.
 
     Args:
         network: The network, whose Cells are named.
-        forward: The Cell that gives a batch's loss; None: there is none.
+        forward: The Cell that returns a batch's loss; None: there is none.
         optimizer: The optimizer, whose parameters have gradients.
         batch: The batch's columns.
     """
@@ -52,8 +52,8 @@ def explain_nonfinite(network: nn.Cell, forward: nn.Cell | None, optimizer: Nati
                 weights = optimizer.parameters
                 values = ops.GradOperation(get_by_list=True)(forward, weights)(*batch)
                 gradients = [w.name for w, g in zip(weights, values, strict=True) if not is_finite(g)]
-    except Exception as error:  # noqa: BLE001 - the user's forward; what is being told is another fault
-        _pynative_executor.clear_res()  # an error inside a Cell leaves MindSpore recording
+    except Exception as error:  # noqa: BLE001 - of the user's forward; the fault to report is another one
+        stop_recording()
         return not_repeatable(f"{type(error).__name__}: {error}".splitlines()[0])
     return describe_nonfinite(
         parameter=parameter,
@@ -66,7 +66,7 @@ def explain_nonfinite(network: nn.Cell, forward: nn.Cell | None, optimizer: Nati
 def is_finite(value: Native) -> bool:
     """Tell whether all numbers in tensors, also inside tuples, lists and mappings, are finite."""
     if isinstance(value, Tensor):
-        array = BACKEND.to_numpy(value)
+        array = to_numpy(value)
         return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
     if isinstance(value, (tuple, list)):
         return all(map(is_finite, value))

@@ -1,9 +1,9 @@
 """The learning rate of a MindSpore optimizer, in each of the forms it has there.
 
-A float is a Parameter, a list a Cell around a table, a schedule that Cell itself, and groups
-are a tuple of Parameters or a list of Cells with one entry per weight. In PYNATIVE mode the
-compiled optimizer keeps reading the storage that it has seen first, so that ``set_data``
-changes what reads back and not what is used; ``ops.assign`` writes into that storage.
+A float is a Parameter, a list a Cell around a table, a schedule a Cell, and groups are a tuple of
+Parameters or a list of Cells with one entry per weight. In PYNATIVE mode the compiled optimizer keeps
+reading the storage that it saw first: after ``set_data`` the new rate reads back, and the old one is used.
+``ops.assign`` writes into that storage.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class MindSporeLearningRate:
 
     Args:
         optimizer: A ``mindspore.nn.Optimizer``.
-        steps_ahead: Tells by how much the optimizer's step counter is ahead of the step whose rate
-            is asked for: after an update it points to the next one.
+        steps_ahead: Returns the distance of the optimizer's step counter from the step whose rate is asked
+            for: after an update it points to the next one.
     """
 
     def __init__(self, optimizer: Native, steps_ahead: Callable[[], int] = int) -> None:
@@ -72,11 +72,7 @@ class MindSporeLearningRate:
         return self.read()
 
     def _forms(self) -> list[Any]:
-        """The distinct Parameters or schedule Cells, one per group."""
-        rate = self._optimizer.learning_rate
-        if isinstance(rate, (tuple, list, nn.CellList)):
-            return list({id(form): form for form in rate}.values())
-        return [rate]
+        return _forms_of(self._optimizer)
 
     def _value(self, form: Any) -> float:
         parameter = _parameter_of(form)
@@ -110,7 +106,7 @@ def make_scalable(optimizer: Native) -> None:
     """Wrap an optimizer's schedules, before its first step, so that ``scale_lr`` works on them."""
     rate = optimizer.learning_rate
     if int(optimizer.global_step.item()) > 0:
-        return  # compiled already: a new Cell would be ignored without a word
+        return  # compiled already: a new Cell would be ignored silently
     if isinstance(rate, nn.CellList):
         wrapped: dict[int, Any] = {}
         for form in rate:
@@ -146,9 +142,17 @@ def working_set_data(optimizer: Native) -> Iterator[None]:
 
 def table_length(optimizer: Native) -> int | None:
     """Return the number of steps that the optimizer's table of rates is good for, if it has one."""
-    forms = MindSporeLearningRate(optimizer)._forms()
+    forms = _forms_of(optimizer)
     lengths = [len(p) for p in map(_parameter_of, forms) if p is not None and p.ndim == 1]
     return min(lengths, default=None)
+
+
+def _forms_of(optimizer: Native) -> list[Any]:
+    """Return the distinct Parameters or schedule Cells, one per group."""
+    rate = optimizer.learning_rate
+    if isinstance(rate, (tuple, list, nn.CellList)):
+        return list({id(form): form for form in rate}.values())
+    return [rate]
 
 
 def _scaled(form: Any, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Look into a MindSpore network from outside: an extra forward pass that leaves everything as it was."""
+"""Call a MindSpore network outside of the training step, and restore its state afterwards."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 import mindspore
 import numpy as np
 from mindspore import Tensor, nn, ops
-from mindspore.common import _no_grad, hook_handle
-from mindspore.ops.function import nn_func
 
 from dualtrain.backends._attention import calling_module, describe, not_probabilities
+from dualtrain.backends.mindspore.borrowed import no_grad, replaced_softmax, same_hook_version
+from dualtrain.backends.mindspore.tensors import to_numpy
 from dualtrain.protocol import AttentionLayer, Native
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}
-"""What a Cell may keep things in that is put back; subclasses may refuse to be changed."""
+"""The containers in a Cell's attributes that are restored; subclasses may not allow it."""
 
 
 def sample_attention(
@@ -35,7 +35,7 @@ def sample_attention(
         network: The network.
         forward: Takes the columns of a batch and calls the network with them.
         batch: The columns.
-        samples: How many of its samples are taken; None: all.
+        samples: The number of its samples that are used; None: all.
         function: Takes the columns and returns the probabilities of each layer, of shape (samples,
             heads, queries, keys). None: they are found in the forward pass.
     """
@@ -50,13 +50,12 @@ def sample_attention(
 
 @contextmanager
 def out_of_band(network: Native, *, training: bool = False) -> Iterator[None]:
-    """Let a network be called without a trace: gradients, random state, buffers, attributes, flags.
+    """Restore gradients, random state, buffers, attributes and flags of a network after calls of it.
 
-    It is called in PYNATIVE mode, whatever mode MindSpore is in: GRAPH mode shows nothing of what
-    happens inside, and a graph that is compiled already stays so. In evaluation mode and without
-    gradients; or, for ``training``, each Cell in the mode that it is in, except that dropouts let
-    everything through: the state of their random numbers is inside MindSpore's kernels, where it can be
-    neither read nor put back.
+    MindSpore is in PYNATIVE mode meanwhile: GRAPH mode hides the values inside, and would compile again.
+    The network is in evaluation mode, and no gradients are recorded; or, for ``training``, each Cell is in
+    its own mode, except that dropouts are off: the state of their random numbers is inside MindSpore's
+    kernels, where it can be neither read nor restored.
     """
     cells = [cell for _, cell in network.cells_and_names()]
     attributes = [dict(vars(cell)) for cell in cells]
@@ -66,19 +65,21 @@ def out_of_band(network: Native, *, training: bool = False) -> Iterator[None]:
     flags = [cell.training for cell in cells]
     values = [(p, p.asnumpy().copy()) for p in network.get_parameters() if not p.requires_grad]
     states = random.getstate(), np.random.get_state(), mindspore.get_rng_state()
-    hooks = hook_handle._HOOK_VERSION
     mode = mindspore.get_context("mode")
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     try:
-        if training:
-            for cell in cells:
-                if isinstance(cell, _DROPOUTS):
-                    cell.set_train(False)
-            yield
-        else:
-            network.set_train(False)
-            with _no_grad():
+        # Hooks that were added and removed would have the graph compiled again, in which MindSpore 2.7's
+        # dropout begins its random numbers again.
+        with same_hook_version():
+            if training:
+                for cell in cells:
+                    if isinstance(cell, _DROPOUTS):
+                        cell.set_train(False)
                 yield
+            else:
+                network.set_train(False)
+                with no_grad():
+                    yield
     finally:
         for parameter, value in values:
             if not np.array_equal(parameter.asnumpy(), value, equal_nan=value.dtype.kind == "f"):
@@ -90,9 +91,6 @@ def out_of_band(network: Native, *, training: bool = False) -> Iterator[None]:
         for container, content in containers:
             container.clear()
             (container.update if hasattr(container, "update") else container.extend)(content)
-        # Hooks that have come and gone would have the graph compiled anew, in which MindSpore 2.7's dropout
-        # begins its random numbers again.
-        hook_handle._HOOK_VERSION = hooks
         mindspore.set_context(mode=mode)
         random.setstate(states[0])
         np.random.set_state(states[1])
@@ -103,37 +101,41 @@ def out_of_band(network: Native, *, training: bool = False) -> Iterator[None]:
 def _attention_watched(network: Native) -> Iterator[list[AttentionLayer]]:
     """Describe each softmax along the last of four dimensions, which is taken for attention.
 
-    All of MindSpore's attention goes through one of two functions, which are replaced meanwhile.
+    All of MindSpore's attention calls one of two functions, which are replaced meanwhile.
     """
     names = {id(cell): name for name, cell in network.cells_and_names()}
     layers: list[AttentionLayer] = []
-    function, method = nn_func.softmax_impl, ops.Softmax.__call__
+    method = ops.Softmax.__call__
 
     def watch(scores: Native, axis: Any) -> None:
         last = axis[0] if isinstance(axis, (tuple, list)) and len(axis) == 1 else axis
         if scores.ndim == 4 and last in (-1, 3):
-            layers.append(describe(len(layers), calling_module(names), _on_host(scores)))
+            layers.append(describe(len(layers), calling_module(names), to_numpy(scores)))
 
-    def watched_function(scores: Native, axis: Any) -> Native:
-        watch(scores, axis)
-        return function(scores, axis)
+    def watched(function: Callable[..., Native]) -> Callable[..., Native]:
+        def softmax(scores: Native, axis: Any) -> Native:
+            watch(scores, axis)
+            return function(scores, axis)
+
+        return softmax
 
     def watched_method(softmax: Native, scores: Native) -> Native:
         watch(scores, softmax.axis)
         return method(softmax, scores)
 
-    nn_func.softmax_impl, ops.Softmax.__call__ = watched_function, watched_method
-    try:
-        yield layers
-    finally:
-        nn_func.softmax_impl, ops.Softmax.__call__ = function, method
+    with replaced_softmax(watched):
+        ops.Softmax.__call__ = watched_method
+        try:
+            yield layers
+        finally:
+            ops.Softmax.__call__ = method
 
 
 def _describe_given(layer: int, probabilities: Native) -> AttentionLayer:
-    """Describe the attention that a user's function has given."""
+    """Describe the attention that a user's function has returned."""
     if not isinstance(probabilities, Tensor) or probabilities.ndim != 4:
         raise not_probabilities(layer, probabilities)
-    values = _on_host(probabilities).astype(np.float64)
+    values = to_numpy(probabilities).astype(np.float64)
     sums = values.sum(-1)
     one = (np.abs(sums - 1) < 0.01) | (sums == 0) | np.isnan(sums)  # a network that diverges has NaN
     if not one.all() or (values < 0).any():
@@ -148,7 +150,3 @@ def _first_samples(batch: tuple[Native, ...], samples: int | None) -> tuple[Nati
     if samples is None or len(sizes) != 1 or sizes.pop() <= samples:
         return tuple(batch)
     return tuple(column[:samples] if column.ndim else column for column in batch)
-
-
-def _on_host(tensor: Native) -> Any:
-    return (tensor.astype(mindspore.float32) if tensor.dtype == mindspore.bfloat16 else tensor).asnumpy()

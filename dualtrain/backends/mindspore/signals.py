@@ -1,25 +1,24 @@
-"""Tell Ctrl-C from a SIGTERM while MindSpore runs.
+"""Detect Ctrl-C among the SIGTERMs of a process while MindSpore runs.
 
-Once an operator has run, MindSpore answers SIGINT in C by sending its own process a SIGTERM,
-and it installs that answer anew at every step. So a SIGTERM that the process has sent itself
-while MindSpore holds SIGINT was a Ctrl-C. Who sent a signal is known to the kernel, which
-writes it, before the handler runs, onto the alternate signal stack; there we read it.
+Once an operator has run, MindSpore answers SIGINT in C: it sends its own process a SIGTERM, and it
+installs that answer again in every step. A SIGTERM that the process has sent itself while MindSpore handles
+SIGINT was therefore a Ctrl-C. The kernel writes the sender of a signal onto the alternate signal stack
+before the handler runs; it is read from there.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
 import ctypes
 import os
 import signal
 import struct
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-from dualtrain.signals import EXIT_CODE, terminate_cleanly
+from dualtrain.backends.mindspore.borrowed import signal_setter
+from dualtrain.signals import SignalWatch
 
 _SA_SIGINFO = 4
 _FLAGS_OFFSET = 8 + 128  # glibc's struct sigaction on 64 bits: handler, mask, flags
@@ -33,73 +32,76 @@ class _Stack(ctypes.Structure):
     _fields_ = (("address", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
 
 
-class InterruptWatch:
-    """For the duration of a run, make SIGINT raise KeyboardInterrupt although MindSpore is in between."""
+class InterruptWatch(SignalWatch):
+    """Handle SIGTERM for the duration of a run, and raise KeyboardInterrupt for a Ctrl-C.
 
-    def __init__(self) -> None:
-        self._interrupt = signal.getsignal(signal.SIGINT)
-        self._main = threading.current_thread() is threading.main_thread()
-        self._libc = ctypes.CDLL(None) if self._main and sys.platform == "linux" else None
+    Args:
+        request_stop: As for ``SignalWatch``.
+    """
+
+    def __init__(self, request_stop: Callable[[str], None]) -> None:
+        super().__init__(request_stop)
+        self._interrupt: Any = None
+        self._libc: Any = None
+        self._set_handler = signal_setter()
         self._python_handler = 0
         self._stack = _Stack()
+        self._previous: _Stack | None = None
         self._memory: Any = None
         self._raised: BaseException | None = None
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Handle SIGTERM and SIGINT inside, and put the previous handlers back at the end."""
-        with terminate_cleanly(self._on_sigterm):
-            self.retake()
-            if self._libc is None:
-                try:
-                    yield
-                finally:
-                    self._give_back()
-                return
+    def __enter__(self) -> InterruptWatch:
+        super().__enter__()
+        if threading.current_thread() is threading.main_thread():
+            self._interrupt = signal.getsignal(signal.SIGINT)
+            self._libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+        self.retake()
+        if self._libc is not None and self._is_set:
             self._python_handler = self._c_handler(signal.SIGINT)
-            previous = self._record_senders()
-            try:
-                yield
-            finally:
-                self._libc.sigaltstack(ctypes.byref(previous), None)
-                self._give_back()
+            self._previous = self._record_senders()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._libc is not None and self._previous is not None:
+            self._libc.sigaltstack(ctypes.byref(self._previous), None)
+            self._previous = None
+        super().__exit__(*error)
+        if callable(self._interrupt):
+            signal.signal(signal.SIGINT, self._interrupt)
 
     def retake(self) -> None:
-        """Take SIGINT back from MindSpore, so that Ctrl-C between its operators needs no guessing.
+        """Take SIGINT back from MindSpore, so that a Ctrl-C between its operators reaches Python directly.
 
         Raises:
-            KeyboardInterrupt, SystemExit: A signal came while MindSpore asked Python for an attribute, and
-                its C code took the error for "there is none".
+            KeyboardInterrupt, SystemExit: The error of a signal that came while MindSpore's C code read a
+                Python attribute: MindSpore took it for a missing attribute.
         """
-        if self._main and callable(self._interrupt):
-            # Twice a step, so without signal.signal's conversions to and from enums, which cost ten
-            # times as much.
-            _signal.signal(_SIGINT, self._on_sigint)
+        if callable(self._interrupt):
+            self._set_handler(_SIGINT, self._on_sigint)
         raised, self._raised = self._raised, None
         if raised is not None:
             raise raised
 
-    def _give_back(self) -> None:
-        if self._main and callable(self._interrupt):
-            signal.signal(signal.SIGINT, self._interrupt)
+    def on_sigterm(self, signum: int, frame: Any) -> None:
+        """Raise KeyboardInterrupt for a Ctrl-C, else do as ``SignalWatch`` does."""
+        if callable(self._interrupt) and self._from_mindspore():
+            self._on_sigint(signal.SIGINT, frame)
+            return
+        try:
+            super().on_sigterm(signum, frame)
+        except SystemExit as error:
+            self._note(error, frame)
+            raise
 
     def _on_sigint(self, signum: int, frame: Any) -> None:
-        assert callable(self._interrupt)
         try:
             self._interrupt(signum, frame)
         except BaseException as error:
             self._note(error, frame)
             raise
 
-    def _on_sigterm(self, signum: int, frame: Any) -> None:
-        if callable(self._interrupt) and self._from_mindspore():
-            self._on_sigint(signal.SIGINT, frame)
-        error = SystemExit(EXIT_CODE)
-        self._note(error, frame)
-        raise error
-
     def _note(self, error: BaseException, frame: Any) -> None:
-        """Keep an error that is about to be raised inside MindSpore, in case that it gets lost there."""
+        """Keep an error that is about to be raised inside MindSpore, which may swallow it."""
         inside = frame is not None and frame.f_globals.get("__name__", "").startswith("mindspore.")
         self._raised = error if inside else None
 
@@ -116,8 +118,7 @@ class InterruptWatch:
         return False
 
     def _record_senders(self) -> _Stack:
-        """Have the kernel write each SIGTERM's details onto an alternate stack of ours."""
-        assert self._libc is not None
+        """Have the kernel write the sender of each SIGTERM onto an alternate signal stack."""
         previous = _Stack()
         self._memory = ctypes.create_string_buffer(_STACK_SIZE)
         self._stack = _Stack(ctypes.addressof(self._memory), 0, _STACK_SIZE)
@@ -130,7 +131,6 @@ class InterruptWatch:
         return previous
 
     def _c_handler(self, signum: int) -> int:
-        assert self._libc is not None
         action = (ctypes.c_char * _ACTION_SIZE)()
         self._libc.sigaction(int(signum), None, action)
         return int(struct.unpack_from("Q", action)[0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from dualtrain.protocol import Native
 from dualtrain.window import LookAhead, end_pass
 
 _NOTHING = object()
-_device_of = attrgetter("device")  # called for every batch, and in C as map is
 
 
 class Batches:
@@ -89,16 +87,19 @@ class Batches:
         return self._ahead
 
     def __iter__(self) -> Iterator[Any]:
-        device, devices = self._device, {self._device}
+        device = self._device
         batch: Any = _NOTHING
         iterator = self._begin()
         try:
             for batch in iterator:
-                try:  # whether it is a tuple of tensors on the device, the usual case on the CPU
-                    is_there = type(batch) is tuple and {*map(_device_of, batch)} == devices
-                except AttributeError:
-                    is_there = False
-                yield batch if is_there else to_device(batch, device)
+                if type(batch) is tuple:  # of tensors on the device, usually, which costs no call to see
+                    for item in batch:
+                        if type(item) is not torch.Tensor or item.device != device:
+                            batch = to_device(batch, device)
+                            break
+                else:
+                    batch = to_device(batch, device)
+                yield batch
             if self.at_end is not None:
                 self.at_end()
         finally:

@@ -32,6 +32,7 @@ class UpdateGradients:
         norm: The norm before clipping; None where it has not been computed.
         optimizer: The optimizer of the last update.
         requested: Whether the norm of each parameter is to be measured at the next update.
+        measured: Parameters of this batch's updates, with the norms of their gradients.
     """
 
     def __init__(
@@ -48,14 +49,13 @@ class UpdateGradients:
         self.due = self.requested = False
         self.norm: torch.Tensor | float | None = None
         self.optimizer: Native = next(iter(optimizers.values()))
-        self._measured: list[tuple[list[Native], Norms]] = []
+        self.measured: list[tuple[list[Native], Norms]] = []
         self._parameter_norms: dict[str, float] | None = None
 
     def forget(self) -> None:
         """Begin a batch, after one for which parameters were measured."""
-        if self._measured:
-            self._measured, self._parameter_norms = [], None
-            self.requested = False
+        self.measured, self._parameter_norms = [], None
+        self.requested = False
 
     def of(self, optimizer: Native) -> list[torch.Tensor]:
         """Return the gradients that an optimizer receives."""
@@ -65,7 +65,7 @@ class UpdateGradients:
         """Measure each parameter's gradient, before clipping, and before the optimizer overwrites any."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         gradients = [parameter.grad for parameter in parameters]
-        self._measured.append((parameters, Norms(gradients, exact_zeros=True)))
+        self.measured.append((parameters, Norms(gradients, exact_zeros=True)))
 
     @property
     def loss_scale(self) -> float | None:
@@ -114,10 +114,10 @@ class UpdateGradients:
 
     def parameter_grad_norms(self) -> dict[str, float] | None:
         """Return the norms of the parameters that were measured."""
-        if self._parameter_norms is None and self._measured:
+        if self._parameter_norms is None and self.measured:
             norms: dict[int, float] = {}
-            read = Norms.read(*(measured for _, measured in self._measured))
-            for (parameters, _), values in zip(self._measured, read, strict=True):
+            read = Norms.read(*(measured for _, measured in self.measured))
+            for (parameters, _), values in zip(self.measured, read, strict=True):
                 norms.update(zip(map(id, parameters), values, strict=True))
             named = self.trained_parameters().items()
             self._parameter_norms = {name: norms[id(p)] for name, p in named if id(p) in norms}

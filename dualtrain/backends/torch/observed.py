@@ -37,6 +37,13 @@ class ObservedTorchStep(CountedStep):
         lr_scheduler: Native,
         asked_for: frozenset[Capability],
     ) -> None:
+        if lr_scheduler is not None and not any(
+            getattr(lr_scheduler, "optimizer", None) is one for one in optimizers.values()
+        ):
+            raise ArgumentValueError(
+                f"Run(lr_scheduler=...) takes a scheduler of an optimizer that is given as optimizer=..., "
+                f"but got {type(lr_scheduler).__name__} of another one."
+            )
         super().__init__(TorchLearningRate(*optimizers.values()) if optimizers else None)
         self._optimizers = optimizers
         self._schedule = lr_scheduler

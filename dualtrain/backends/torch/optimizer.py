@@ -23,11 +23,14 @@ class TorchLearningRate:
 
     Args:
         optimizers: The optimizers, in the order in which their groups are read.
+
+    Attributes:
+        used: The rates that the last update has used, while they are shown; else None.
     """
 
     def __init__(self, *optimizers: Native) -> None:
         self._optimizers = optimizers
-        self._used: list[float] | None = None
+        self.used: list[float] | None = None
         self._schedule = ""
         self._factors: list[float] = []
         self._unscaled: list[float] = []
@@ -37,7 +40,7 @@ class TorchLearningRate:
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
     def read(self) -> Rate:
-        rates = self._used or [float(group["lr"]) for group in self._groups]
+        rates = self.used or [float(group["lr"]) for group in self._groups]
         return rates[0] if len(rates) == 1 else tuple(rates)
 
     def write(self, rate: Rate) -> None:
@@ -49,11 +52,11 @@ class TorchLearningRate:
         groups = self._groups
         for group, value in zip(groups, checked_rates(rate, len(groups)), strict=True):
             _write_group(group, value)
-        self._used = None
+        self.used = None
 
     def scale(self, factor: float, min_lr: float = 0.0) -> Rate:
         groups = self._groups
-        in_use = self._used or [float(group["lr"]) for group in groups]
+        in_use = self.used or [float(group["lr"]) for group in groups]
         new = [lowered(rate, factor, min_lr) for rate in in_use]
         # A rate of 0, from which a warm-up may begin, is scaled for later.
         ratios = [
@@ -62,9 +65,9 @@ class TorchLearningRate:
         for i, (group, ratio) in enumerate(zip(groups, ratios, strict=True)):
             if self._schedule:
                 self._factors[i] *= ratio
-            _write_group(group, new[i] if self._used is None else float(group["lr"]) * ratio)
-        if self._used is not None:
-            self._used = new
+            _write_group(group, new[i] if self.used is None else float(group["lr"]) * ratio)
+        if self.used is not None:
+            self.used = new
         return self.read()
 
     def follow(self, schedule: Native) -> None:
@@ -89,12 +92,12 @@ class TorchLearningRate:
 
     def hold(self) -> None:
         """Keep showing the rates in force, which an update has used, although a schedule moves on."""
-        if self._used is None:
-            self._used = [float(group["lr"]) for group in self._groups]
+        if self.used is None:
+            self.used = [float(group["lr"]) for group in self._groups]
 
     def release(self) -> None:
         """Show the rates that the next update will use."""
-        self._used = None
+        self.used = None
 
     # As MindSpore's.
 

@@ -67,8 +67,10 @@ class PlainStep:
     def begin(self) -> None:
         """Begin a batch."""
         self.is_update_step = self.gradients.due = False
-        self.learning_rate.release()
-        self.gradients.forget()
+        if self.learning_rate.used is not None:
+            self.learning_rate.release()
+        if self.gradients.measured:
+            self.gradients.forget()
 
     def __call__(self, batch: Native) -> Native:
         """Train on a batch and return its outputs, detached."""

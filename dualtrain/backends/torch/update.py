@@ -77,7 +77,8 @@ class Update:
         if self._schedule is not None:
             self._learning_rate.release()
         self.made = self.skipped = self._gradients.due = False
-        self._gradients.forget()
+        if self._gradients.measured:
+            self._gradients.forget()
 
     def make(self, optimizer: Native) -> None:
         """Make an update."""

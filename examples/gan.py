@@ -1,4 +1,4 @@
-"""Train a GAN on 8x8 digits: two optimizers, driven by hand, under the usual callbacks.
+"""Train a GAN on 8x8 digits: two optimizers in a loop of its own, under the usual callbacks.
 
 The discriminator is updated at every step, the generator at every second one. Writes a log and a
 picture, and prints how near the generated digits have come to real ones.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,23 +40,24 @@ class GAN(nn.Module):
         return self.generator(torch.randn(count, NOISE))
 
 
-def train_step(network: GAN, batch: tuple[Tensor], run_context: dt.RunContext) -> Tensor:
-    """Drive backward and updates; what is returned is the run's loss."""
-    (real,) = batch
-    fake = network.sample(len(real))
-    run_context.zero_grad("discriminator")
-    real_score, fake_score = network.discriminator(real), network.discriminator(fake.detach())
-    d_loss = softplus(-real_score).mean() + softplus(fake_score).mean()
-    run_context.backward(d_loss)
-    run_context.optimizer_step("discriminator")
-    run_context.log("d_loss", d_loss.detach())
-    if run_context.step % 2 == 0:
-        run_context.zero_grad("generator")
-        g_loss = softplus(-network.discriminator(fake)).mean()
-        run_context.backward(g_loss)
-        run_context.optimizer_step("generator")
-        run_context.log("g_loss", g_loss.detach())
-    return d_loss
+def train(run: dt.Run, network: GAN, optimizers: dict[str, Any], batches: DataLoader) -> None:
+    """Update the two networks in turn; the discriminator's loss is the run's."""
+    for _epoch in run.epochs():
+        for (real,) in run.batches(batches):
+            fake = network.sample(len(real))
+            optimizers["discriminator"].zero_grad()
+            real_score, fake_score = network.discriminator(real), network.discriminator(fake.detach())
+            d_loss = softplus(-real_score).mean() + softplus(fake_score).mean()
+            d_loss.backward()
+            optimizers["discriminator"].step()
+            run.outputs = d_loss
+            run.context.log("d_loss", d_loss)
+            if run.context.step % 2 == 0:
+                optimizers["generator"].zero_grad()
+                g_loss = softplus(-network.discriminator(fake)).mean()
+                g_loss.backward()
+                optimizers["generator"].step()
+                run.context.log("g_loss", g_loss)
 
 
 def draw(log: dt.logs.Log, pictures: dict[str, np.ndarray], path: Path) -> Path:
@@ -95,9 +97,9 @@ def main() -> None:
     }
     history = dt.callbacks.MetricHistory()
     callbacks = [history, dt.callbacks.StepLogger(arguments.out / "gan.jsonl")]
-    model = dt.Model(network, optimizer=optimizers, train_step=train_step, automatic_optimization=False)
     batches = DataLoader(TensorDataset(torch.from_numpy(real)), batch_size=50, shuffle=True)
-    model.train(arguments.epochs, batches, callbacks)
+    with dt.Run(callbacks, network=network, optimizer=optimizers, epochs=arguments.epochs) as run:
+        train(run, network, optimizers, batches)
     with torch.no_grad():
         samples |= {"trained": network.sample(TEST_SIZE).numpy(), "real": test}
 

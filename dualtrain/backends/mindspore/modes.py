@@ -1,0 +1,51 @@
+"""MindSpore's execution modes, and the capabilities that dualtrain has in each."""
+
+from __future__ import annotations
+
+import mindspore
+
+from dualtrain.protocol import Capability
+
+STEP_CELL_CAPABILITIES = frozenset(
+    {
+        Capability.GRADIENT_EVENTS,
+        Capability.GRAD_NORM,
+        Capability.PARAMETER_GRAD_NORMS,
+        Capability.ACCUMULATION,
+        Capability.SKIP_NONFINITE,
+    }
+)
+"""The capabilities that need a ``StepCell`` in place of MindSpore's own train step."""
+
+_IN_BOTH_MODES = frozenset(
+    {
+        Capability.STEP_EVENTS,
+        Capability.GRAD_NORM,
+        Capability.PARAMETER_GRAD_NORMS,
+        Capability.ACCUMULATION,
+        Capability.SKIP_NONFINITE,
+        Capability.CALLBACK_TIMES,
+        Capability.PROBING,
+    }
+)
+_IN_PYNATIVE_MODE = frozenset({Capability.GRADIENT_EVENTS, Capability.EAGER})
+
+
+def graph_mode() -> bool:
+    """Tell whether MindSpore is in GRAPH mode now."""
+    return bool(mindspore.get_context("mode") == mindspore.GRAPH_MODE)
+
+
+def describe_mode() -> str:
+    """Return the mode in words, for messages."""
+    return f"MindSpore {'GRAPH' if graph_mode() else 'PYNATIVE'} mode"
+
+
+def capabilities() -> frozenset[Capability]:
+    """Return the capabilities of the Model in the present mode."""
+    return _IN_BOTH_MODES if graph_mode() else _IN_BOTH_MODES | _IN_PYNATIVE_MODE
+
+
+def sinks_steps(dataset_sink_mode: bool) -> bool:
+    """Tell whether steps run on the device without Python in between; on the CPU they never do."""
+    return dataset_sink_mode and graph_mode() and mindspore.get_context("device_target") != "CPU"

@@ -1,0 +1,70 @@
+"""Calls of a Model's network outside of the training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mindspore import nn
+
+from dualtrain.backends.mindspore.cells import TrainStepCell
+from dualtrain.backends.mindspore.nonfinite import explain_nonfinite
+from dualtrain.backends.mindspore.probes import sample_attention
+from dualtrain.protocol import AttentionLayer, Native
+
+
+class MindSporeProbing:
+    """Call the network as the training step does, and restore its state.
+
+    Args:
+        network: The network.
+        train_step: ``train_step`` as a Cell; None: there is a loss function, or the network is one.
+        loss: The Cell that returns a batch's loss; None: it is inside of MindSpore's own step.
+        optimizer: The optimizer, or None.
+        has_label: Whether the last column of a batch goes to the loss function.
+    """
+
+    def __init__(
+        self,
+        network: nn.Cell,
+        train_step: TrainStepCell | None,
+        loss: nn.Cell | None,
+        optimizer: Native,
+        *,
+        has_label: bool,
+    ) -> None:
+        self._network = network
+        self._train_step = train_step
+        self._loss = loss
+        self._optimizer = optimizer
+        self._has_label = has_label
+
+    def attention(
+        self,
+        batch: Native,
+        samples: int | None,
+        function: Callable[[Native, Native], Sequence[Native]] | None,
+    ) -> list[AttentionLayer]:
+        def given(columns: tuple[Native, ...]) -> Any:
+            assert function is not None
+            keys = () if self._train_step is None else self._train_step.keys
+            return function(self._network, dict(zip(keys, columns, strict=True)) if keys else columns)
+
+        probabilities = None if function is None else given
+        return sample_attention(self._network, self._forward, tuple(batch), samples, probabilities)
+
+    def explain_nonfinite(self, batch: Native) -> str:
+        return explain_nonfinite(self._network, self._loss, self._optimizer, batch)
+
+    def _forward(self, batch: tuple[Native, ...]) -> Native:
+        """Call the network without the loss, where that is apart."""
+        if self._train_step is not None:
+            return self._train_step.run(batch)  # type: ignore[no-untyped-call]
+        if self._optimizer is None and trains_itself(self._network):
+            return self._network.network(*batch)
+        return self._network(*(batch[:-1] if self._has_label else batch))
+
+
+def trains_itself(network: nn.Cell) -> bool:
+    """Tell whether a network has its own optimizer: a TrainOneStepCell, which MindSpore's Model allows."""
+    return getattr(network, "optimizer", None) is not None
