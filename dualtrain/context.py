@@ -636,8 +636,8 @@ class RunContext:
 
 def _loss_in(outputs: Native) -> Native:
     """Return the loss in a step's outputs: the outputs, a mapping's ``"loss"``, a tuple's first item."""
-    if isinstance(outputs, Mapping):
-        return outputs.get("loss")
     if isinstance(outputs, (tuple, list)):
         return outputs[0] if outputs else None
-    return outputs
+    if hasattr(outputs, "shape"):  # a tensor, the usual case: whether it is a Mapping is slow to see
+        return outputs
+    return outputs.get("loss") if isinstance(outputs, Mapping) else outputs
