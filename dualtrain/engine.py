@@ -36,6 +36,7 @@ class RunEngine:
 
     Args:
         callbacks: One callback, a list or tuple of them, or None.
+        listed: The callback list as the user gave it, where it has a framework's own callbacks too.
         params: The first values of the parameter bag (``original_args()``).
         backend: The backend; None: found from the network or optimizer in ``params``.
         step: The training step, in parts; None where there is none.
@@ -56,6 +57,7 @@ class RunEngine:
         self,
         callbacks: Any = None,
         *,
+        listed: Sequence[Any] | None = None,
         params: dict[str, Any] | None = None,
         backend: Backend | None = None,
         step: Any = None,
@@ -72,7 +74,7 @@ class RunEngine:
         self._state = RunState(
             self._params,
             backend=backend,
-            callbacks=self.bus.callbacks,
+            callbacks=self.bus.callbacks if listed is None else listed,
             initial_epoch=initial_epoch,
             evaluations=evaluations,
         )
