@@ -20,7 +20,7 @@ PIP_INSTALL = $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_
 GLOG_v ?= 3
 export GLOG_v
 
-.PHONY: help demo test lint core bench clean python
+.PHONY: help demo test lint core bench instructions clean python
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +29,8 @@ help:
 	@echo 'make lint    check style, types and who imports whom'
 	@echo 'make core    run the tests where no framework is installed (tox)'
 	@echo 'make bench   measure what a step costs beside other trainers, which go into .venv-bench (minutes);'
+	@echo '             ARGS="--help" lists the options'
+	@echo 'make instructions  count the instructions of a step on PyTorch, under valgrind (half an hour);'
 	@echo '             ARGS="--help" lists the options'
 	@echo 'make clean   remove caches, .tox and what runs have written; environments stay'
 	@echo
@@ -53,6 +55,9 @@ core: .venv/.installed-tox
 
 bench: .venv-bench/.installed
 	.venv-bench/bin/python benchmarks/overhead.py $(ARGS)
+
+instructions: .venv-bench/.installed
+	.venv-bench/bin/python benchmarks/instructions.py $(ARGS)
 
 clean:
 	rm -rf .tox .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist out
