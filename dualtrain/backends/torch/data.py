@@ -87,14 +87,14 @@ class Batches:
         return self._ahead
 
     def __iter__(self) -> Iterator[Any]:
-        device = self._device
+        device, tensor_type = self._device, torch.Tensor
         batch: Any = _NOTHING
         iterator = self._begin()
         try:
             for batch in iterator:
                 if type(batch) is tuple:  # of tensors on the device, usually, which costs no call to see
                     for item in batch:
-                        if type(item) is not torch.Tensor or item.device != device:
+                        if type(item) is not tensor_type or item.device != device:
                             batch = to_device(batch, device)
                             break
                 else:
