@@ -74,7 +74,7 @@ def test_all_public_names_together_import_no_framework():
 def framework_free_modules():
     """Return the modules outside the two backends' folders, which are to import no framework."""
     found = pkgutil.walk_packages(dualtrain.__path__, "dualtrain.", onerror=lambda name: None)
-    apart = ("dualtrain.backends.", "dualtrain.integrations", "dualtrain.__main__")
+    apart = ("dualtrain.backends.", "dualtrain.__main__")
     return [module.name for module in found if not module.name.startswith(apart)]
 
 
