@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from dualtrain.backends import find_backend
 from dualtrain.backends._arguments import (
     NO_OPTIMIZER,
     check_epochs,
@@ -308,7 +307,7 @@ def _checked_optimizers(
     own = {id(parameter) for parameter in network.parameters()}
     for native in optimizers.values():
         if not all(hasattr(native, verb) for verb in ("param_groups", "step", "zero_grad")):
-            raise not_this_optimizer("torch", native, find_backend(native, missing_ok=True))
+            raise not_this_optimizer("torch", native)
         if not any(id(p) in own for group in native.param_groups for p in group["params"]):
             raise foreign_parameters(network, "parameters()")
         if automatic:
