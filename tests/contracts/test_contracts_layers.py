@@ -5,6 +5,7 @@ The contracts are those of pyproject.toml, run in a copy of the package.
 
 import ast
 import graphlib
+import itertools
 import os
 import re
 import shutil
@@ -77,7 +78,7 @@ VIOLATIONS = [
     ("callbacks/_log_writing.py", LATER + "from dualtrain.callbacks import step_logger", {ACYCLIC}),
 ]
 CYCLES = [
-    # Cycles that no contract sees: between a package and a module of it, and by a module's name in a string.
+    # Cycles that no contract sees: of a package and a module of it, and by a module's name in a string.
     ("sinks/arrays.py", LATER + "from dualtrain.sinks import MemorySink"),
     ("backends/torch/norms.py", 'BACKEND = "dualtrain.backends.torch.backend:BACKEND"'),
     ("backends/mindspore/tensors.py", LATER + 'return resolve("dualtrain.backends.mindspore.nonfinite")'),
@@ -156,7 +157,7 @@ def test_no_room_may_import_the_row_above_it(root, plant):
     [rows] = [contract["layers"] for contract in CONTRACTS if contract["name"] == ROOMS]
     rooms = [[room.strip() for room in row.split("|")] for row in rows]
     refused = []
-    for above, row in zip(rooms, rooms[1:], strict=False):
+    for above, row in itertools.pairwise(rooms):
         for room in row:
             folder = (PACKAGE / room).is_dir()
             plant(f"{room}/__init__.py" if folder else f"{room}.py", f"{LATER}import dualtrain.{above[0]}")
