@@ -161,6 +161,26 @@ def test_a_name_that_is_not_public_is_an_attribute_error(package):
     assert not hasattr(package, "no_such_name")
 
 
+NAMES_OF_SUBPACKAGES = [
+    (package.__name__, name)
+    for package in PACKAGES
+    if package is not dualtrain
+    for name in package.__all__
+    if name not in dualtrain.__all__
+]
+
+
+@pytest.mark.parametrize(
+    ("package", "name"), NAMES_OF_SUBPACKAGES, ids=[n for _, n in NAMES_OF_SUBPACKAGES]
+)
+def test_a_name_of_a_subpackage_is_an_error_that_says_where_it_is(package, name):
+    sentence = f"^dualtrain does not export {name}: use {package}.{name}.$"
+    with pytest.raises(ImportError, match=sentence):
+        exec(f"from dualtrain import {name}")
+    with pytest.raises(ImportError, match=sentence):
+        getattr(dualtrain, name)
+
+
 def test_the_contracts_names_are_public():
     assert {"Callback", "RunContext", "Event", "Model", "__version__"} <= set(dualtrain.__all__)
     assert {"callbacks", "sinks", "logs", "testing"} <= set(dualtrain.__all__)
