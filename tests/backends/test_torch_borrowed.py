@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 from engines import Seen, batches, ones
 from paths import SUPPORT
+from sources import private_names
 
 import dualtrain as dt
 from dualtrain.errors import RunStateError
@@ -22,7 +21,6 @@ from dualtrain.protocol import Capability
 
 pytestmark = pytest.mark.torch
 
-FOLDER = Path(dt.__file__).parent / "backends" / "torch"
 NAMES = [
     "_disabled_torch_function_impl",
     "_optimizer_step_pre_hooks",
@@ -52,31 +50,11 @@ def take_away(monkeypatch: pytest.MonkeyPatch) -> TakeAway:
     return take
 
 
-def private_names(file: Path) -> set[str]:
-    """Return the private names in a file's strings and imports; docstrings are not read."""
-    found = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.add(node.value)
-    private = {name for name in found if re.fullmatch(r"_[a-z]\w*|torch\..*\b_[a-z].*", name)}
-    return private - {"_fields"}  # of a named tuple: documented
-
-
 def test_the_names_are_all_there_are_and_are_documented() -> None:
     from dualtrain.backends.torch import borrowed
 
-    assert private_names(FOLDER / "borrowed.py") == set(NAMES) - {"__code__"}
+    assert private_names(Path(borrowed.__file__)) == set(NAMES) - {"__code__"}
     assert [name for name in NAMES if name not in (borrowed.__doc__ or "")] == []
-
-
-def test_no_other_file_uses_one() -> None:
-    files = [file for file in FOLDER.glob("*.py") if file.name != "borrowed.py"]
-    assert len(files) > 10
-    assert {file.name: private_names(file) for file in files if private_names(file)} == {}
 
 
 WITHOUT_ANY = """

@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from sources import private_names
 
 import dualtrain
 
@@ -129,6 +130,22 @@ def test_the_folders_of_the_backends_have_the_same_files(backend: str) -> None:
         {path.name for path in (PACKAGE / "backends" / name).glob("*.py")} for name in (backend, other)
     )
     assert own - others == set(FILES_OF_ONE_BACKEND[backend])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_private_names_of_a_framework_are_in_one_file(backend: str) -> None:
+    """Those in strings and imports; ruff finds attributes."""
+    files = sorted((PACKAGE / "backends" / backend).glob("*.py"))
+    names = {file.name: private_names(file) - {"_fields"} for file in files}  # of a named tuple: public
+    assert [file for file, private in names.items() if private] == ["borrowed.py"]
+
+
+def test_a_private_name_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "import torch._dynamo\nfrom mindspore.common import _no_grad\nfrom ours import _own\n"
+        'getattr(x, "_version", "a _text", "__doc__")\n'
+    )
+    assert private_names(tmp_path / "a.py") == {"torch._dynamo", "mindspore.common._no_grad", "_version"}
 
 
 def test_the_rules_see_what_they_forbid() -> None:
