@@ -39,5 +39,6 @@ _EXPORTS = {
     "testing": "dualtrain.testing",
 }
 
-__getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)
-__all__ += ["__version__"]
+if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept any name
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)
+    __all__ += ["__version__"]

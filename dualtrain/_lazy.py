@@ -61,6 +61,7 @@ def lazy_exports(
 
     def __getattr__(name: str) -> Any:
         if name not in table:
+            _refuse_name_of_subpackage(package, table, name)
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = resolve(table[name])
         setattr(sys.modules[package], name, value)
@@ -70,3 +71,15 @@ def lazy_exports(
         return sorted({*vars(sys.modules[package]), *table})
 
     return __getattr__, __dir__, sorted(table)
+
+
+def _refuse_name_of_subpackage(package: str, table: dict[str, str], name: str) -> None:
+    """Raise ImportError if a package in the table exports the name.
+
+    ``from package import name`` replaces the message of an AttributeError, but passes an ImportError on.
+    """
+    if name.startswith("_"):
+        return
+    for target in table.values():
+        if ":" not in target and name in getattr(resolve(target), "__all__", ()):
+            raise ImportError(f"{package} does not export {name}: use {target}.{name}.", name=target)

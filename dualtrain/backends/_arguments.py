@@ -176,12 +176,14 @@ def lowered(rate: float, factor: float, min_lr: float) -> float:
     return max(rate * factor, min(min_lr, rate))
 
 
-def not_this_optimizer(framework: str, optimizer: Any, owner: Any) -> ArgumentTypeError:
+def not_this_optimizer(framework: str, optimizer: Any) -> ArgumentTypeError:
     """Return the error for something that is no optimizer of the network's framework."""
-    what = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else type(optimizer).__name__
+    kind = optimizer if isinstance(optimizer, type) else type(optimizer)
+    what = f"{'the class ' if kind is optimizer else ''}{kind.__name__}"
+    owner = kind.__module__.partition(".")[0]
     return ArgumentTypeError(
         f"the network is of {framework}, so its optimizer has to be one of {framework}'s, but got "
-        f"{what}{'' if owner is None else f' of {owner}'}."
+        f"{what}{'' if owner in ('builtins', framework) else f' of {owner}'}."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,10 +83,10 @@ def calling_module(names: Mapping[int, str]) -> str:
     Args:
         names: The modules' names by ``id``.
     """
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None:
         name = names.get(id(frame.f_locals.get("self")))
         if name is not None:
             return name
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return ""

@@ -43,4 +43,5 @@ _EXPORTS = {
     "TransformerMonitor": "dualtrain.callbacks.transformer_monitor:TransformerMonitor",
 }
 
-__getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)
+if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept any name
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)

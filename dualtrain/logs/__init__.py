@@ -23,4 +23,5 @@ _EXPORTS = {
     "read_ranks": "dualtrain.logs.reader:read_ranks",
 }
 
-__getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)
+if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept any name
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)

@@ -25,4 +25,5 @@ _EXPORTS = {
     "Sink": "dualtrain.sinks.sink:Sink",
 }
 
-__getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)
+if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept any name
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)

@@ -21,4 +21,5 @@ _EXPORTS = {
     "backend_contract": "dualtrain.testing.contract:backend_contract",
 }
 
-__getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)
+if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept any name
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, _EXPORTS)

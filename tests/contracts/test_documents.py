@@ -115,6 +115,26 @@ def test_a_name_that_is_named_is_public(document: Path) -> None:
         assert name in dualtrain.__all__, f"dt.{name}"
 
 
+def test_the_rooms_in_contributing_are_those_of_the_package() -> None:
+    """The list names every module and folder once, and the rows are those of the contract."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    package = Path(dualtrain.__file__).parent
+    rooms = {path.name for path in package.glob("*.py")} - {"__main__.py"}
+    rooms |= {f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()}
+    named = re.findall(
+        r"^  ([\w.]+/?)(?:  |$)", text.partition("dualtrain/\n")[2].partition("```")[0], re.MULTILINE
+    )
+    assert sorted(named) == sorted(rooms)
+    layers = (
+        (ROOT / "pyproject.toml")
+        .read_text(encoding="utf-8")
+        .partition("layers = [\n")[2]
+        .partition("\n]")[0]
+    )
+    rows = text.partition("### Who may import whom")[2].partition("```text\n")[2].partition("\n```")[0]
+    assert rows.splitlines() == re.findall(r'"(.+)"', layers)
+
+
 def public() -> dict[str, Any]:
     """Return every public name and what it stands for."""
     found = {name: getattr(dualtrain, name) for name in dualtrain.__all__ if name != "__version__"}

@@ -74,7 +74,7 @@ def test_all_public_names_together_import_no_framework():
 def framework_free_modules():
     """Return the modules outside the two backends' folders, which are to import no framework."""
     found = pkgutil.walk_packages(dualtrain.__path__, "dualtrain.", onerror=lambda name: None)
-    apart = ("dualtrain.backends.", "dualtrain.integrations", "dualtrain.__main__")
+    apart = ("dualtrain.backends.", "dualtrain.__main__")
     return [module.name for module in found if not module.name.startswith(apart)]
 
 
@@ -159,6 +159,26 @@ def test_a_name_that_is_not_public_is_an_attribute_error(package):
     with pytest.raises(AttributeError, match=f"'{package.__name__}' has no attribute 'no_such_name'"):
         _ = package.no_such_name
     assert not hasattr(package, "no_such_name")
+
+
+NAMES_OF_SUBPACKAGES = [
+    (package.__name__, name)
+    for package in PACKAGES
+    if package is not dualtrain
+    for name in package.__all__
+    if name not in dualtrain.__all__
+]
+
+
+@pytest.mark.parametrize(
+    ("package", "name"), NAMES_OF_SUBPACKAGES, ids=[n for _, n in NAMES_OF_SUBPACKAGES]
+)
+def test_a_name_of_a_subpackage_is_an_error_that_says_where_it_is(package, name):
+    sentence = f"^dualtrain does not export {name}: use {package}.{name}.$"
+    with pytest.raises(ImportError, match=sentence):
+        exec(f"from dualtrain import {name}")
+    with pytest.raises(ImportError, match=sentence):
+        getattr(dualtrain, name)
 
 
 def test_the_contracts_names_are_public():

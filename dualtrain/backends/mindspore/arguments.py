@@ -10,7 +10,6 @@ import mindspore
 from mindspore import nn
 
 from dualtrain.arguments import positive_int
-from dualtrain.backends import find_backend
 from dualtrain.backends._arguments import foreign_parameters, not_this_optimizer
 from dualtrain.backends.mindspore.cells import CLAIM
 from dualtrain.backends.mindspore.modes import graph_mode
@@ -48,7 +47,7 @@ def check_optimizer(network: nn.Cell, optimizer: Native) -> None:
         return
     parameters = getattr(optimizer, "parameters", None)
     if not isinstance(optimizer, nn.Cell) or parameters is None:
-        raise not_this_optimizer("mindspore", optimizer, find_backend(optimizer, missing_ok=True))
+        raise not_this_optimizer("mindspore", optimizer)
     own = {id(parameter) for parameter in network.get_parameters()}
     if not any(id(parameter) in own for parameter in parameters):
         raise foreign_parameters(network, "trainable_params()")

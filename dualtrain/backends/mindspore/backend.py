@@ -10,7 +10,7 @@ import numpy as np
 
 from dualtrain.backends._arguments import check_same_weights, first_array
 from dualtrain.backends.mindspore import distributed, modes, tensors
-from dualtrain.backends.mindspore.manual import ObservedUpdates
+from dualtrain.backends.mindspore.observed import ObservedUpdates
 from dualtrain.backends.mindspore.optimizer import MindSporeLearningRate
 from dualtrain.backends.mindspore.signals import InterruptWatch
 from dualtrain.protocol import BatchShape, Capability, Native

@@ -8,7 +8,7 @@ import numpy as np
 from mindspore import nn
 
 from dualtrain.backends.mindspore.cells import has_gradient
-from dualtrain.backends.mindspore.probes import out_of_band
+from dualtrain.backends.mindspore.out_of_band import out_of_band
 from dualtrain.errors import ArgumentValueError
 from dualtrain.protocol import Native
 

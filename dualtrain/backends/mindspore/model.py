@@ -41,7 +41,7 @@ from dualtrain.backends.mindspore.leading_bridge import bridged, is_native
 from dualtrain.backends.mindspore.metrics import make_metrics
 from dualtrain.backends.mindspore.modes import STEP_CELL_CAPABILITIES, graph_mode, sinks_steps
 from dualtrain.backends.mindspore.optimizer import make_scalable, working_set_data
-from dualtrain.backends.mindspore.probing import MindSporeProbing, trains_itself
+from dualtrain.backends.mindspore.probes import MindSporeProbing, trains_itself
 from dualtrain.backends.mindspore.step import MindSporeStep, batch_norm_names
 from dualtrain.backends.mindspore.step_cell import StepCell, asked_of_step
 from dualtrain.backends.mindspore.tensors import to_float

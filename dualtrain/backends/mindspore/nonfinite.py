@@ -11,7 +11,7 @@ from mindspore import Tensor, nn, ops
 
 from dualtrain.backends._contract import describe_nonfinite, not_repeatable
 from dualtrain.backends.mindspore.borrowed import stop_recording
-from dualtrain.backends.mindspore.probes import out_of_band
+from dualtrain.backends.mindspore.out_of_band import out_of_band
 from dualtrain.backends.mindspore.tensors import to_numpy
 from dualtrain.protocol import Native
 

@@ -14,10 +14,14 @@
     computed at each update.
 ``F.multi_head_attention_forward.__code__``
     The scores inside a fused ``nn.MultiheadAttention``. Without it that attention is not found.
+``torch._dynamo``
+    Tells, by ``sys.modules``, whether anything may be compiled: its import takes seconds. Without it
+    compiled functions inside a network stay compiled during a probe, and their attention may not be found.
 """
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -47,6 +51,11 @@ def may_have_step_hooks(optimizer: Native) -> bool:
 def compiled_network(network: torch.nn.Module) -> torch.nn.Module | None:
     """Return the network that ``torch.compile`` has wrapped; None if it has not."""
     return getattr(network, "_orig_mod", None)
+
+
+def may_be_compiled() -> bool:
+    """Tell whether anything in this process may be compiled by ``torch.compile``."""
+    return "torch._dynamo" in sys.modules
 
 
 def version_of(tensor: torch.Tensor) -> int | None:

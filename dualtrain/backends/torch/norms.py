@@ -50,8 +50,8 @@ class Norms:
             if tensor is not None:
                 kind = tensor.device, tensor.dtype in HALVES
                 pieces.setdefault(kind, []).extend((i, piece) for piece in _pieces(tensor.detach()))
-        self._length = len(tensors)
-        self._owners = [i for members in pieces.values() for i, _ in members]
+        self.length = len(tensors)
+        self.owners = [i for members in pieces.values() for i, _ in members]
         self.parts = [
             _norms([piece for _, piece in members], half=half, exact_zeros=exact_zeros)
             for (_, half), members in pieces.items()
@@ -65,8 +65,8 @@ class Norms:
         values = iter(torch.cat([norms.to(found[0].device) for norms in found]).tolist() if found else ())
         result = []
         for one in several:
-            parts: list[list[float]] = [[] for _ in range(one._length)]
-            for owner, value in zip(one._owners, values, strict=False):
+            parts: list[list[float]] = [[] for _ in range(one.length)]
+            for owner, value in zip(one.owners, values, strict=False):
                 parts[owner].append(value)
             result.append([math.hypot(*norms) for norms in parts])
         return result

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from dualtrain.backends import find_backend
 from dualtrain.backends._arguments import checked_rates, foreign_parameters, lowered, not_this_optimizer
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 from dualtrain.monitor import find_metric
@@ -216,7 +215,7 @@ def checked_optimizers(
     own = {id(parameter) for parameter in network.parameters()}
     for native in optimizers.values():
         if not all(hasattr(native, verb) for verb in ("param_groups", "step", "zero_grad")):
-            raise not_this_optimizer("torch", native, find_backend(native, missing_ok=True))
+            raise not_this_optimizer("torch", native)
         if not any(id(p) in own for group in native.param_groups for p in group["params"]):
             raise foreign_parameters(network, "parameters()")
         if automatic:

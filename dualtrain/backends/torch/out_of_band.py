@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dualtrain.backends.torch.borrowed import compiled_network
+from dualtrain.backends.torch.borrowed import compiled_network, may_be_compiled
 from dualtrain.protocol import Native
 
 _CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}
@@ -52,7 +51,7 @@ def out_of_band(*networks: torch.nn.Module, training: bool = False) -> Iterator[
         with ExitStack() as stack:
             stack.enter_context(_forked_random_state(parameters))
             stack.enter_context(torch.no_grad())
-            if "torch._dynamo" in sys.modules:  # to import it takes seconds, and nothing is compiled
+            if may_be_compiled():
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             if not training:
                 for network in networks:
