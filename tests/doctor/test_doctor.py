@@ -359,8 +359,7 @@ def test_a_pythonpath_of_another_python(facts):
     assert problems(facts) == [
         problem(
             "pythonpath",
-            "PYTHONPATH has packages of a Python other than 3.11: "
-            "/usr/lib/python3.9/site-packages.",
+            "PYTHONPATH has packages of a Python other than 3.11: /usr/lib/python3.9/site-packages.",
             "unset PYTHONPATH",
         )
     ]

@@ -47,7 +47,7 @@ class MindSporeLearningRate:
             if parameter is None:
                 raise ArgumentValueError(
                     f"the learning rate follows the schedule {_schedule_name(form)} and cannot be set to "
-                    f"a value: use scale_lr(factor), which works on top of it."
+                    f"a value: use scale_lr(factor), which multiplies its rates."
                 )
         for parameter, value in zip(parameters, rates, strict=True):
             _assign(parameter, np.full(parameter.shape, value))

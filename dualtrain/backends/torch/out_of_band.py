@@ -1,4 +1,4 @@
-"""Call a PyTorch network outside of training, and restore everything afterwards."""
+"""Call a PyTorch network outside of the training step, and restore its state afterwards."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dualtrain.backends.torch.borrowed import compiled_network
 from dualtrain.protocol import Native
 
 _CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}
-"""The containers in a module's attributes that are restored; subclasses may refuse to be changed."""
+"""The containers in a module's attributes that are restored; subclasses may not allow changes."""
 
 
 def unwrapped(network: torch.nn.Module) -> torch.nn.Module:
-    """Return the network inside DistributedDataParallel and torch.compile, whose calls have effects."""
+    """Return the network inside DistributedDataParallel and torch.compile, for calls without side effects."""
     while True:
         compiled = compiled_network(network)
         if isinstance(network, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
@@ -33,10 +33,10 @@ def unwrapped(network: torch.nn.Module) -> torch.nn.Module:
 
 @contextmanager
 def out_of_band(*networks: torch.nn.Module, training: bool = False) -> Iterator[None]:
-    """Let networks be called and restore them: gradients, random state, buffers, attributes, mode.
+    """Restore networks after calls: gradients, random state, buffers, attributes and mode.
 
-    Compiled networks run eagerly meanwhile. They are called in evaluation mode, or with ``training`` in
-    the mode of each module.
+    Compiled networks run eagerly meanwhile. The networks are in evaluation mode, or with ``training`` in
+    each module's own mode.
     """
     modules = [module for network in networks for module in network.modules()]
     parameters = [parameter for network in networks for parameter in network.parameters()]
@@ -52,7 +52,7 @@ def out_of_band(*networks: torch.nn.Module, training: bool = False) -> Iterator[
         with ExitStack() as stack:
             stack.enter_context(_forked_random_state(parameters))
             stack.enter_context(torch.no_grad())
-            if "torch._dynamo" in sys.modules:  # to import it takes seconds, and nothing is compiled
+            if "torch._dynamo" in sys.modules:  # its import takes seconds; without it nothing is compiled
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             if not training:
                 for network in networks:
@@ -83,10 +83,9 @@ def _forked_random_state(parameters: Sequence[torch.Tensor]) -> Any:
 
 
 def first_samples(batch: Native, samples: int | None) -> Native:
-    """Return the first samples of a batch: of every tensor in it, if all agree on their number.
+    """Return the first samples of every tensor in a batch, if all have the same first dimension.
 
-    Where they differ along their first dimension, that does not count samples in all of them, and the
-    whole batch is returned.
+    If the sizes differ, not every first dimension counts samples, and the whole batch is returned.
     """
     sizes = {tensor.shape[0] for tensor in _tensors(batch)}
     if samples is None or len(sizes) != 1 or sizes.pop() <= samples:
