@@ -29,15 +29,15 @@ def sample_attention(
     samples: int | None,
     function: Callable[[Native], Sequence[Native]] | None,
 ) -> list[AttentionLayer]:
-    """Describe the attention of each layer on samples of a batch.
+    """Return the statistics of each layer's attention on samples of a batch.
 
     Args:
         network: The network.
-        forward: Takes the columns of a batch and calls the network with them.
+        forward: Calls the network with the columns of a batch.
         batch: The columns.
-        samples: The number of its samples that are used; None: all.
-        function: Takes the columns and returns the probabilities of each layer, of shape (samples,
-            heads, queries, keys). None: they are found in the forward pass.
+        samples: The number of samples to use; None: all.
+        function: Returns the probabilities of each layer for the columns, of shape (samples, heads,
+            queries, keys). None: attention is detected in the forward pass.
     """
     with out_of_band(network):
         batch = _first_samples(batch, samples)
@@ -52,10 +52,10 @@ def sample_attention(
 def out_of_band(network: Native, *, training: bool = False) -> Iterator[None]:
     """Restore gradients, random state, buffers, attributes and flags of a network after calls of it.
 
-    MindSpore is in PYNATIVE mode meanwhile: GRAPH mode hides the values inside, and would compile again.
-    The network is in evaluation mode, and no gradients are recorded; or, for ``training``, each Cell is in
-    its own mode, except that dropouts are off: the state of their random numbers is inside MindSpore's
-    kernels, where it can be neither read nor restored.
+    MindSpore is in PYNATIVE mode meanwhile: GRAPH mode would hide intermediate values and recompile.
+    The network is in evaluation mode, and no gradients are recorded. With ``training`` each Cell keeps
+    its own mode, but dropouts are off: the state of their random numbers is inside MindSpore's
+    kernels, and can be neither read nor restored.
     """
     cells = [cell for _, cell in network.cells_and_names()]
     attributes = [dict(vars(cell)) for cell in cells]
@@ -68,8 +68,8 @@ def out_of_band(network: Native, *, training: bool = False) -> Iterator[None]:
     mode = mindspore.get_context("mode")
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     try:
-        # Hooks that were added and removed would have the graph compiled again, in which MindSpore 2.7's
-        # dropout begins its random numbers again.
+        # Adding and removing hooks would recompile the graph, and MindSpore 2.7's dropout would restart
+        # its random numbers.
         with same_hook_version():
             if training:
                 for cell in cells:
@@ -99,9 +99,9 @@ def out_of_band(network: Native, *, training: bool = False) -> Iterator[None]:
 
 @contextmanager
 def _attention_watched(network: Native) -> Iterator[list[AttentionLayer]]:
-    """Describe each softmax along the last of four dimensions, which is taken for attention.
+    """Record each softmax along the last of four dimensions as attention.
 
-    All of MindSpore's attention calls one of two functions, which are replaced meanwhile.
+    All of MindSpore's attention calls one of two functions, which are replaced inside this context.
     """
     names = {id(cell): name for name, cell in network.cells_and_names()}
     layers: list[AttentionLayer] = []
@@ -132,7 +132,7 @@ def _attention_watched(network: Native) -> Iterator[list[AttentionLayer]]:
 
 
 def _describe_given(layer: int, probabilities: Native) -> AttentionLayer:
-    """Describe the attention that a user's function has returned."""
+    """Return the statistics of the attention returned by the user's ``attention_fn``."""
     if not isinstance(probabilities, Tensor) or probabilities.ndim != 4:
         raise not_probabilities(layer, probabilities)
     values = to_numpy(probabilities).astype(np.float64)
@@ -145,7 +145,7 @@ def _describe_given(layer: int, probabilities: Native) -> AttentionLayer:
 
 
 def _first_samples(batch: tuple[Native, ...], samples: int | None) -> tuple[Native, ...]:
-    """Return the first samples of a batch, if all its columns agree on their number."""
+    """Return the first samples of a batch, if all its columns have the same length."""
     sizes = {column.shape[0] for column in batch if column.ndim}
     if samples is None or len(sizes) != 1 or sizes.pop() <= samples:
         return tuple(batch)

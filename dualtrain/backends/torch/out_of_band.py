@@ -20,7 +20,7 @@ _CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}
 
 
 def unwrapped(network: torch.nn.Module) -> torch.nn.Module:
-    """Return the network inside DistributedDataParallel and torch.compile, for calls without side effects."""
+    """Return the network inside DistributedDataParallel and torch.compile."""
     while True:
         compiled = compiled_network(network)
         if isinstance(network, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
