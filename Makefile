@@ -20,7 +20,7 @@ PIP_INSTALL = $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_
 GLOG_v ?= 3
 export GLOG_v
 
-.PHONY: help demo test lint core bench clean python
+.PHONY: help demo test lint core bench instructions clean python
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +29,8 @@ help:
 	@echo 'make lint    check style, types and import rules'
 	@echo 'make core    run the tests without a framework (tox)'
 	@echo 'make bench   compare the cost of a step with other trainers, installed into .venv-bench (minutes);'
+	@echo '             ARGS="--help" lists the options'
+	@echo 'make instructions  count the instructions of a step on PyTorch, under valgrind (half an hour);'
 	@echo '             ARGS="--help" lists the options'
 	@echo 'make clean   remove caches, .tox and the output of runs; keep environments'
 	@echo
@@ -53,6 +55,9 @@ core: .venv/.installed-tox
 
 bench: .venv-bench/.installed
 	.venv-bench/bin/python benchmarks/overhead.py $(ARGS)
+
+instructions: .venv-bench/.installed
+	.venv-bench/bin/python benchmarks/instructions.py $(ARGS)
 
 clean:
 	rm -rf .tox .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist out

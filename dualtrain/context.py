@@ -342,7 +342,7 @@ class RunContext:
         outputs = params.get("net_outputs")
         known = self._loss_key[0] == params.get("cur_step_num") and self._loss_key[1] is outputs
         later = None if known else getattr(self.backend, "to_float_later", None)
-        value = _loss_in(outputs)
+        value = loss_in(outputs)
         if later is None or value is None or isinstance(value, (int, float)):
             return None
         read: Callable[[], float] | None = later(value)
@@ -627,17 +627,17 @@ class RunContext:
         return rate
 
     def _to_float(self, outputs: Native) -> float | None:
-        value = _loss_in(outputs)
+        value = loss_in(outputs)
         if value is None or isinstance(value, (int, float)):
             return None if value is None else float(value)
         backend = self.backend
         return float(value.mean()) if backend is None else backend.to_float(value)
 
 
-def _loss_in(outputs: Native) -> Native:
+def loss_in(outputs: Native) -> Native:
     """Return the loss in a step's outputs: the outputs, a mapping's ``"loss"``, a tuple's first item."""
-    if isinstance(outputs, Mapping):
-        return outputs.get("loss")
     if isinstance(outputs, (tuple, list)):
         return outputs[0] if outputs else None
-    return outputs
+    if hasattr(outputs, "shape"):  # a tensor, the usual case: whether it is a Mapping is slow to see
+        return outputs
+    return outputs.get("loss") if isinstance(outputs, Mapping) else outputs

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 from dualtrain.bus import Dispatch, EventBus, attempt
 from dualtrain.context import CallbackParams, RunContext, RunState, registered_backends
-from dualtrain.errors import RunStateError
 from dualtrain.events import Event
+from dualtrain.lifecycle import Lifecycle
 from dualtrain.protocol import STEP_CAPABILITIES, Backend, Capability
 from dualtrain.signals import EXIT_CODE, SignalWatch
-
-_in_open_runs: dict[int, Any] = {}
-"""The callbacks of open runs, by ``id``."""
-
 
 _TRAINING_KEYS = (
     *("network", "train_network", "loss_fn", "optimizer", "batch_num", "train_dataset"),
@@ -26,7 +21,7 @@ _TRAINING_KEYS = (
 
 
 class RunEngine:
-    """Count, dispatch and end a run, told by its driver what happens.
+    """Count, dispatch and end a run, by the verbs that its driver calls.
 
     State and dispatch are apart. For each event the driver calls the verb that changes the state, then
     ``emit``, and after a step or an epoch ``should_stop``::
@@ -41,6 +36,7 @@ class RunEngine:
 
     Args:
         callbacks: One callback, a list or tuple of them, or None.
+        listed: The callback list as the user gave it, where it has a framework's own callbacks too.
         params: The first values of the parameter bag (``original_args()``).
         backend: The backend; None: found from the network or optimizer in ``params``.
         step: The training step, in parts; None where there is none.
@@ -61,6 +57,7 @@ class RunEngine:
         self,
         callbacks: Any = None,
         *,
+        listed: Sequence[Any] | None = None,
         params: dict[str, Any] | None = None,
         backend: Backend | None = None,
         step: Any = None,
@@ -77,7 +74,7 @@ class RunEngine:
         self._state = RunState(
             self._params,
             backend=backend,
-            callbacks=self.bus.callbacks,
+            callbacks=self.bus.callbacks if listed is None else listed,
             initial_epoch=initial_epoch,
             evaluations=evaluations,
         )
@@ -102,9 +99,7 @@ class RunEngine:
         self._retake: Callable[[], None] | None = getattr(self._signals, "retake", None)
         self._begin_batch: Callable[[], None] | None = None
         self.use(step)
-        self._stages: list[AbstractContextManager[Any]] = []
-        self._entered: list[Any] = []
-        self._is_open = self._is_closed = False
+        self._lifecycle = Lifecycle(self.bus, self.context)
 
     # The whole of a run.
 
@@ -120,41 +115,22 @@ class RunEngine:
         self._state.params = self._params = params
 
     def open(self) -> None:
-        """Check what callbacks need, and enter them.
+        """Check the needs of callbacks, and enter them.
 
         Raises:
             RunStateError: The run is open or has ended, or a callback is in another open run.
             CapabilityError: A callback needs a capability that the run does not have.
         """
-        if self._is_open or self._is_closed:
-            raise RunStateError(
-                f"a run can be entered once, but this one {'has ended' if self._is_closed else 'is open'}: "
-                f"make a new one."
-            )
-        self.bus.check_needs(self.context.capabilities, self._mode)
-        for callback in self.bus.callbacks:
-            if id(callback) in _in_open_runs:
-                raise RunStateError(
-                    f"{type(callback).__name__} is in another open run: give each run callbacks of its own."
-                )
-        self._is_open = True
-        _in_open_runs.update((id(callback), callback) for callback in self.bus.callbacks)
-        for stage in (self._signals, self._state.step):
-            if hasattr(stage, "__enter__"):
-                stage.__enter__()
-                self._stages.append(stage)
-        for callback in self.bus.callbacks:
-            enter = getattr(callback, "__enter__", None)
-            if enter is not None:
-                enter()
-            self._entered.append(callback)
+        stages = (self._signals, self._state.step)
+        check = partial(self.bus.check_needs, self.context.capabilities, self._mode)
+        self._lifecycle.enter(stages, check)
 
     def close(self, error: BaseException | None = None) -> BaseException | None:
         """Leave the run, for every way in which it can end. Never raises.
 
         An error goes to ``on_exception`` first; then comes ``on_teardown`` in reverse order, then each
-        ``__exit__`` in reverse order. After a SIGTERM, and else after ``request_stop(raise_after=...)``, a
-        run without an error ends by that one.
+        ``__exit__`` in reverse order. A run without an error ends by ``SystemExit(143)`` after a SIGTERM,
+        else by the error of ``request_stop(raise_after=...)``.
 
         Args:
             error: The error that has ended the run, if any.
@@ -162,33 +138,21 @@ class RunEngine:
         Returns:
             The error to raise: the given one, with notes about failures on the way out; None for none.
         """
-        if not self._is_open:
-            return error
-        self._is_open, self._is_closed = False, True
-        while self._state.deferred:
+        while self._lifecycle.is_open and self._state.deferred:
             error = attempt(error, "a deferred action", self._state.deferred.pop(0))
-        if error is not None:
-            error = self.bus.emit_to_each(Event.EXCEPTION, error, self.context, error)
-        elif getattr(self._signals, "terminated", False):
-            error = SystemExit(EXIT_CODE)
-        else:
-            error = self._state.raise_after
-        error = self.bus.emit_to_each(Event.TEARDOWN, error, self.context)
-        for callback in reversed(self._entered):
-            error = self.bus.leave(callback, error)
-        for stage in reversed(self._stages):
-            details = (None,) * 3 if error is None else (type(error), error, error.__traceback__)
-            error = attempt(error, f"{type(stage).__name__}.__exit__", stage.__exit__, *details)
-        for callback in self.bus.callbacks:
-            _in_open_runs.pop(id(callback), None)
-        return error
+        return self._lifecycle.leave(error, self._ending)
+
+    def _ending(self) -> BaseException | None:
+        if getattr(self._signals, "terminated", False):
+            return SystemExit(EXIT_CODE)
+        return self._state.raise_after
 
     def __enter__(self) -> RunEngine:
-        is_entered_again = self._is_open
+        was_open = self._lifecycle.is_open
         try:
             self.open()
         except BaseException as error:
-            if not is_entered_again:  # else the run that is open goes on
+            if not was_open:  # else this is a second call, and the open run continues
                 self._raise(self.close(error), error)
             raise
         return self

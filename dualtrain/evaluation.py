@@ -79,25 +79,14 @@ class Evaluation:
         self._end_step()
         length = length_of(loader, self._limit)
         self._engine.context.original_args().update(valid_dataset=loader, batch_num=length)
-        return self._steps(loader)
+        return steps_over(loader, self._limit, self._begin_step, self._end_step, self._engine.should_stop)
 
-    def _steps(self, loader: Iterable[Any]) -> Iterator[Any]:
-        iterator = iter(loader)
-        left = float("inf") if self._limit is None else self._limit
-        try:
-            for batch in iterator:
-                self._check_open()
-                self._end_step()
-                self._engine.begin_eval_step(batch)
-                self._in_step, self._outputs = True, None
-                self._engine.emit(Event.EVAL_STEP_BEGIN)
-                yield batch
-                self._end_step()
-                left -= 1
-                if left <= 0 or self._engine.should_stop():
-                    return
-        finally:
-            end_pass(iterator, loader)
+    def _begin_step(self, batch: Any) -> None:
+        self._check_open()
+        self._end_step()
+        self._engine.begin_eval_step(batch)
+        self._in_step, self._outputs = True, None
+        self._engine.emit(Event.EVAL_STEP_BEGIN)
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -136,6 +125,38 @@ class Evaluation:
         self._engine.end_evaluation(self.metrics)
         self._engine.emit(Event.EVAL_END)
         self._engine.leave_evaluation()
+
+
+def steps_over(
+    loader: Iterable[Any],
+    limit: int | None,
+    begin: Callable[[Any], None],
+    end: Callable[[], None],
+    should_stop: Callable[[], bool],
+) -> Iterator[Any]:
+    """Give the batches of a loader, with a step around the body of each.
+
+    A step that the body leaves by ``break``, ``return`` or an error is not ended here: to a generator
+    these look alike.
+
+    Args:
+        loader: Any iterable of batches.
+        limit: The largest number of batches; None: all.
+        begin, end: Begin and end a step.
+        should_stop: Tells after a step whether to stop.
+    """
+    iterator = iter(loader)
+    left = float("inf") if limit is None else limit
+    try:
+        for batch in iterator:
+            begin(batch)
+            yield batch
+            end()
+            left -= 1
+            if left <= 0 or should_stop():
+                return
+    finally:
+        end_pass(iterator, loader)
 
 
 def length_of(loader: Iterable[Any], limit: int | None = None) -> int | None:

@@ -11,10 +11,9 @@ from dualtrain.context import RunContext, RunState, registered_backends
 from dualtrain.counted_step import CountedStep
 from dualtrain.engine import RunEngine
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
-from dualtrain.evaluation import Evaluation, length_of
+from dualtrain.evaluation import Evaluation, length_of, steps_over
 from dualtrain.events import Event
 from dualtrain.protocol import Backend, Capability, Native
-from dualtrain.window import end_pass
 
 
 class Run:
@@ -168,21 +167,7 @@ class Run:
         length = length_of(loader, self._limit)
         if length is not None:
             params["batch_num"] = length
-        return self._steps(loader)
-
-    def _steps(self, loader: Iterable[Any]) -> Iterator[Any]:
-        iterator = iter(loader)
-        left = float("inf") if self._limit is None else self._limit
-        try:
-            for batch in iterator:
-                self._begin_step(batch)
-                yield batch
-                self._end_step()
-                left -= 1
-                if left <= 0 or self.engine.should_stop():
-                    return
-        finally:
-            end_pass(iterator, loader)
+        return steps_over(loader, self._limit, self._begin_step, self._end_step, self.engine.should_stop)
 
     @contextmanager
     def step(self, batch: Any = None) -> Iterator[None]:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Any
 from weakref import WeakSet
 
@@ -65,7 +66,7 @@ class AsyncSink:
         self.flush_interval = flush_interval
         self._sink = sink
         self._queue: deque[Record | threading.Event | None] = deque()
-        self._wake = threading.Event()
+        self._wake: SimpleQueue[None] = SimpleQueue()  # a wait for it is a tenth of one for an Event
         self._lock = threading.Lock()
         self._error: BaseException | None = None
         self._failed = 0
@@ -107,7 +108,7 @@ class AsyncSink:
             return
         if first:
             self._queue.append(None)
-            self._wake.set()
+            self._wake.put(None)
         self._thread.join()
         atexit.unregister(self.close)
         self._raise_error()
@@ -127,7 +128,7 @@ class AsyncSink:
     def _drain(self) -> None:
         done = threading.Event()
         self._queue.append(done)
-        self._wake.set()
+        self._wake.put(None)
         while not done.wait(1.0) and self._thread.is_alive():
             pass  # the worker has ended if another thread closed this sink meanwhile
 
@@ -144,8 +145,7 @@ class AsyncSink:
     def _work(self) -> None:
         flushed, unflushed, ending = time.monotonic(), False, False
         while not ending or self._queue:
-            hurried = self._wake.wait(_BREATH if self._queue else min(_POLL, self.flush_interval))
-            self._wake.clear()
+            hurried = self._is_woken(_BREATH if self._queue else min(_POLL, self.flush_interval))
             waiting = len(self._queue)
             for _ in range(waiting if hurried else min(waiting, _BATCH)):
                 item = self._queue.popleft()
@@ -161,6 +161,13 @@ class AsyncSink:
                 self._attempt(self._sink.flush)
                 flushed, unflushed = time.monotonic(), False
         self._attempt(self._sink.close)
+
+    def _is_woken(self, timeout: float) -> bool:
+        try:
+            self._wake.get(timeout=timeout)
+        except Empty:
+            return False
+        return True
 
     def _attempt(self, action: Callable[..., None], *record: Any) -> None:
         try:

@@ -76,6 +76,12 @@ class FakeBackend:
     def learning_rate(self, optimizer: Any) -> LearningRate:
         return FakeLearningRate(float(optimizer))
 
+    def weights(self, network: Any) -> dict[str, Any]:
+        return {}  # there is no network
+
+    def assign_weights(self, network: Any, weights: dict[str, Any]) -> None:
+        """Do nothing: there is no network."""
+
     def copy_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
         return {name: list(values) for name, values in parameters.items()}
 

@@ -313,9 +313,9 @@ def test_callers_of_fused_attention(query, key, options, chunk, dtype, monkeypat
     import torch
     from networks_torch import Calling
 
-    from dualtrain.backends.torch import probes
+    from dualtrain.backends.torch import attention
 
-    monkeypatch.setattr(probes, "_CHUNK", chunk)
+    monkeypatch.setattr(attention, "_CHUNK", chunk)
     dtype = getattr(torch, dtype)
     q, k = torch.from_numpy(normal(*query)).to(dtype), torch.from_numpy(normal(*key, seed=1)).to(dtype)
     native, mask = dict(options), options.get("attn_mask")

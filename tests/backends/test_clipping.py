@@ -103,15 +103,17 @@ def test_a_limit_that_makes_no_sense_is_refused(engine, clip_norm):
 @pytest.fixture
 def computed(monkeypatch):
     """Keep how many gradients each computation of a norm has had."""
-    from dualtrain.backends.torch import step
+    from dualtrain.backends.torch import gradients, update
+    from dualtrain.backends.torch.norms import total_norm
 
-    calls, total_norm = [], step.total_norm
+    calls = []
 
-    def counting(gradients):
-        calls.append(len(gradients))
-        return total_norm(gradients)
+    def counting(tensors):
+        calls.append(len(tensors))
+        return total_norm(tensors)
 
-    monkeypatch.setattr(step, "total_norm", counting)
+    for module in (gradients, update):
+        monkeypatch.setattr(module, "total_norm", counting)
     return calls
 
 

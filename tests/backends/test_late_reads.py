@@ -16,8 +16,8 @@ from engines import At, ones
 from log_files import rows_of
 
 import dualtrain as dt
-from dualtrain import testing
 from dualtrain.testing import FakeLoop
+from dualtrain.testing.fake_backend import FakeBackend
 
 LOSSES = [np.array(1 / 3), np.array(0.7), np.array(float("nan")), np.array([0.1, 0.2]), np.array(5e-324)]
 
@@ -63,7 +63,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     device = Device()
     monkeypatch.setattr(LateLoop, "device", device, raising=False)
     monkeypatch.setattr(
-        testing._FakeBackend,
+        FakeBackend,
         "to_float_later",
         lambda self, value: device.copy(self.to_float(value)) if device.present else None,
         raising=False,
@@ -169,7 +169,7 @@ def test_a_monitors_rows_are_those_that_are_read_at_once(
 def test_norms_are_watched_on_a_rank_that_does_not_write(
     device: Device, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(testing._FakeBackend, "rank", lambda self: 1)
+    monkeypatch.setattr(FakeBackend, "rank", lambda self: 1, raising=False)
     monitor = dt.callbacks.TransformerMonitor(
         log_file="log.jsonl", grad_interval=3, explosion_threshold=2.0
     )
@@ -210,7 +210,7 @@ def test_pytorchs_rows_are_those_of_a_logger_that_waits(
     """On the CPU a copy that is read later stands in for the GPU's; all around it is as it is there."""
     import torch
 
-    from dualtrain.backends.torch import backend, step
+    from dualtrain.backends.torch import backend, gradients
 
     reads: list[float] = []
     if device == "cpu":
@@ -220,7 +220,7 @@ def test_pytorchs_rows_are_those_of_a_logger_that_waits(
             return lambda: reads.append(float(copy)) or reads[-1]
 
         monkeypatch.setattr(backend, "to_float_later", to_float_later)
-        monkeypatch.setattr(step, "to_float_later", to_float_later)
+        monkeypatch.setattr(gradients, "to_float_later", to_float_later)
     elif not torch.cuda.is_available():
         pytest.skip("there is no GPU")
     torch.manual_seed(0)

@@ -252,12 +252,26 @@ THIRD_DATA = [(np.ones((1, 1)), np.ones((1, 1)))]
 
 
 def test_where_that_is_not_known_before_it_is_an_error_at_the_end() -> None:
-    model, seen = third_model(), Recorder()
+    seen = Recorder()
     callback = OptunaCallback(optuna.create_study().ask(), "val_loss")
+
+    def train() -> None:
+        with dt.Run([seen, callback], epochs=1) as run:
+            for _ in run.epochs():
+                for batch in run.batches([0.5]):
+                    run.outputs = batch
+
     with pytest.raises(RunStateError, match="this run has made none"):
-        model.fit(1, THIRD_DATA, callbacks=[seen, callback])
+        train()
     assert "on_train_step_end" in seen.calls
-    assert model.predict(np.ones((1, 1))) == 0.5  # trained nevertheless
+
+
+def test_a_third_backends_model_without_an_evaluation_is_refused_before_its_first_step() -> None:
+    model = third_model()
+    callback = OptunaCallback(optuna.create_study().ask(), "val_loss")
+    with pytest.raises(ArgumentValueError, match="this run makes none"):
+        model.fit(1, THIRD_DATA, callbacks=callback)
+    assert model.predict(np.ones((1, 1))) == 0.0
 
 
 def test_a_run_that_is_stopped_before_its_first_evaluation_is_no_error() -> None:

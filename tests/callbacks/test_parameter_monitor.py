@@ -457,15 +457,15 @@ def test_weights_are_released_after_an_error(torch_engine, copies, event):
 
 
 def test_gradients_are_measured_for_samples_alone(torch_engine, monkeypatch):
-    from dualtrain.backends.torch import step
+    from dualtrain.backends.torch.norms import Norms
 
-    measured, norms = [], step.Norms.__init__
+    measured, norms = [], Norms.__init__
 
     def counting(self, tensors, **options):
         measured.append(len(tensors))
         norms(self, tensors, **options)
 
-    monkeypatch.setattr(step.Norms, "__init__", counting)
+    monkeypatch.setattr(Norms, "__init__", counting)
     watch(torch_engine, torch_engine.plane(), columns(*[(3, 4)] * 5), interval=4)
     assert measured == [2, 2, 2] * 2  # gradients, weights, changes
 
@@ -645,7 +645,12 @@ def test_rows_go_to_sinks_and_an_evaluation_adds_none(log_file):
 
 def test_a_rank_that_does_not_write_hands_nothing_on(monkeypatch):
     memory, logged = MemorySink(), []
-    leave = At("on_train_begin", lambda c: monkeypatch.setattr(type(c.backend), "rank", lambda self: 1))
+
+    def leave(run_context):
+        monkeypatch.setattr(type(run_context.backend), "rank", lambda self: 1, raising=False)
+
     watch = At("on_train_step_end", lambda c: logged.append(c.logged_since(0)[1]))
-    FakeLoop([1.0, 2.0]).run([leave, ParameterMonitor(interval=1, sinks=[memory]), watch])
+    FakeLoop([1.0, 2.0]).run(
+        [At("on_train_begin", leave), ParameterMonitor(interval=1, sinks=[memory]), watch]
+    )
     assert (memory.records, logged) == ([], [{}, {}])

@@ -189,7 +189,7 @@ def evaluate(logger, context, loss):
 def test_evaluations_between_steps_and_before_the_first_one_are_logged():
     params = dt.context.CallbackParams(mode="train", cur_step_num=0, cur_epoch_num=1, net_outputs=1.0)
     params["batch_num"] = 4
-    context, logger = dt.RunContext(params, backend=Rank(0)), StepLogger(log_interval=2)
+    context, logger = context_of(params, backend=Rank(0)), StepLogger(log_interval=2)
     logger.on_train_begin(context)
     logger.on_train_epoch_begin(context)
     evaluate(logger, context, 4.0)
@@ -261,7 +261,7 @@ def test_sinks_are_flushed_at_each_row_without_a_thread_and_closed_once():
 def test_sinks_are_left_alone_on_a_rank_that_does_not_write():
     sink = Calls()
     logger = StepLogger(sinks=[sink])
-    context = dt.RunContext({"mode": "train", "cur_step_num": 0}, backend=Rank(1))
+    context = context_of({"mode": "train", "cur_step_num": 0}, backend=Rank(1))
     logger.on_train_begin(context)
     logger.on_teardown(context)
     assert sink.calls == []

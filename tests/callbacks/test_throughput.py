@@ -12,6 +12,7 @@ from dualtrain import bus
 from dualtrain.backends import find_backend
 from dualtrain.bus import EventBus
 from dualtrain.callbacks import StepLogger, Throughput
+from dualtrain.engine import RunEngine
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 from dualtrain.logs import read_log
 from dualtrain.protocol import Capability
@@ -273,6 +274,16 @@ def test_where_nobody_asks_emitting_is_what_it_was():
     assert type(asked.emitter(dt.Event.TRAIN_STEP_END).__self__) is not bus.Emitter
 
 
+def test_a_part_of_a_list_is_measured_as_the_list_is(clock):
+    class Asking(dt.Callback):
+        needs = frozenset({Capability.CALLBACK_TIMES})
+
+    first, second = Slow(clock, on_train_step_end=1.0), Sluggish(clock, on_train_step_end=3.0)
+    engine = RunEngine([Asking(), first, second])
+    engine.emit(dt.Event.TRAIN_STEP_END, engine.part([second]))
+    assert engine.context.callback_times == {"Sluggish": 3.0}
+
+
 def test_an_error_is_told_where_callbacks_are_timed():
     """The one event with something to tell beside the context."""
     told = []
@@ -281,13 +292,15 @@ def test_an_error_is_told_where_callbacks_are_timed():
         def on_exception(self, run_context, error):
             told.append(error)
 
+    class Asking(dt.Callback):
+        needs = frozenset({Capability.CALLBACK_TIMES})
+
     error = RuntimeError("boom")
-    context = dt.RunContext({"mode": "train", "cur_step_num": 1, "cur_epoch_num": 1})
-    times = {}
-    with pytest.raises(RuntimeError), EventBus([Tells()], callback_times=times).lifecycle(context):
+    engine = RunEngine([Tells(), Asking()])
+    with pytest.raises(RuntimeError), engine:
         raise error
     assert told == [error]
-    assert list(times) == ["Tells"]
+    assert list(engine.context.callback_times) == ["Tells"]
 
 
 # Its arguments.

@@ -8,6 +8,7 @@ import pytest
 from dualtrain.bus import EventBus
 from dualtrain.callback import Callback
 from dualtrain.context import RunContext
+from dualtrain.engine import RunEngine
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, CapabilityError, UnknownEventError
 from dualtrain.events import ALIASES, Event
 from dualtrain.protocol import Capability
@@ -189,7 +190,7 @@ def test_the_base_classs_own_methods_are_not_hooks(event):
     assert EventBus([Callback()]).emitter(event) is None
 
 
-# Only ``lifecycle`` has an error to tell.
+# Only ``RunEngine.close`` has an error to pass on.
 @pytest.mark.parametrize("event", [event for event in Event if event is not Event.EXCEPTION], ids=str)
 @pytest.mark.parametrize("bases", [(), (Callback,)], ids=["duck", "subclass"])
 def test_an_overridden_method_is_called_once_with_the_context(event, bases):
@@ -572,10 +573,15 @@ def exits_of(events):
     return [details for _, what, *details in events if what == "exit"]
 
 
-def run(callbacks, error=None, context=None):
-    """Go through a whole lifecycle, with an error inside if there is one, and return what came out."""
+def new_engine(callbacks):
+    """Return a run of these callbacks that is at step 3 of its first epoch."""
+    return RunEngine(callbacks, params={"mode": "train", "cur_step_num": 3, "cur_epoch_num": 1})
+
+
+def run(callbacks, error=None, engine=None):
+    """Go through a whole run, with an error inside if there is one, and return what came out."""
     try:
-        with EventBus(callbacks).lifecycle(context or new_context()):
+        with engine or new_engine(callbacks):
             if error is not None:
                 raise error
     except BaseException as caught:
@@ -590,7 +596,7 @@ def test_after_success_come_teardown_and_exit_in_reverse_order():
     assert exits_of(events) == [[None, None, None]] * 3
 
 
-# The last two mean something else to a generator, and the way out is one.
+# The last two mean something else to a generator, which the way out is not.
 @pytest.mark.parametrize(
     "kind", [RuntimeError, KeyboardInterrupt, SystemExit, StopIteration, GeneratorExit]
 )
@@ -626,7 +632,7 @@ def test_an_error_keeps_its_traceback():
 
     callbacks, _ = three()
     with pytest.raises(RuntimeError, match="boom") as caught:
-        with EventBus(callbacks).lifecycle(new_context()):
+        with new_engine(callbacks):
             deep_inside()
     assert caught.traceback[-1].name == "deep_inside"
 
@@ -721,50 +727,50 @@ def test_the_body_does_not_run_where_a_callback_could_not_be_entered():
     callbacks, _ = three(fails=("enter",))
     body = []
     with pytest.raises(OSError, match="enter of b"):
-        with EventBus(callbacks).lifecycle(new_context()):
+        with new_engine(callbacks):
             body.append("ran")
     assert body == []
 
 
 def test_raise_after_arrives_after_a_normal_end_and_every_exit_sees_it():
     callbacks, events = three()
-    context, pruned = new_context(), ArgumentValueError("pruned")
-    context.request_stop("pruned", raise_after=pruned)
-    assert run(callbacks, context=context) is pruned
+    engine, pruned = new_engine(callbacks), ArgumentValueError("pruned")
+    engine.context.request_stop("pruned", raise_after=pruned)
+    assert run(callbacks, engine=engine) is pruned
     assert brief(events) == ENTER + TEARDOWN + EXIT
     assert [details[:2] for details in exits_of(events)] == [[ArgumentValueError, pruned]] * 3
 
 
 def test_the_first_raise_after_is_the_one_that_arrives():
-    first, second, context = ValueError("first"), ValueError("second"), new_context()
-    context.request_stop()
-    context.request_stop(raise_after=first)
-    context.request_stop(raise_after=second)
-    assert run([Callback()], context=context) is first
+    first, second, engine = ValueError("first"), ValueError("second"), new_engine([Callback()])
+    engine.context.request_stop()
+    engine.context.request_stop(raise_after=first)
+    engine.context.request_stop(raise_after=second)
+    assert run([Callback()], engine=engine) is first
 
 
 def test_an_error_goes_before_raise_after():
     callbacks, events = three()
-    context, error = new_context(), RuntimeError("boom")
-    context.request_stop(raise_after=ValueError("pruned"))
-    assert run(callbacks, error, context) is error
+    engine, error = new_engine(callbacks), RuntimeError("boom")
+    engine.context.request_stop(raise_after=ValueError("pruned"))
+    assert run(callbacks, error, engine) is error
     assert [details[1] for details in exits_of(events)] == [error] * 3
 
 
 @pytest.mark.parametrize("place", ["teardown", "exit"])
 def test_a_failure_on_the_way_out_leaves_raise_after_with_a_note(place):
     callbacks, _ = three(fails=(place,))
-    context, pruned = new_context(), ValueError("pruned")
-    context.request_stop(raise_after=pruned)
-    assert run(callbacks, context=context) is pruned
+    engine, pruned = new_engine(callbacks), ValueError("pruned")
+    engine.context.request_stop(raise_after=pruned)
+    assert run(callbacks, engine=engine) is pruned
     assert [note for note in notes_of(pruned) if f"OSError: {place} of b" in note]
 
 
 def test_a_stop_without_raise_after_is_an_ordinary_end():
     callbacks, events = three()
-    context = new_context()
-    context.request_stop("patience ran out")
-    assert run(callbacks, context=context) is None
+    engine = new_engine(callbacks)
+    engine.context.request_stop("patience ran out")
+    assert run(callbacks, engine=engine) is None
     assert exits_of(events) == [[None, None, None]] * 3
 
 
@@ -785,16 +791,15 @@ def test_the_context_tells_exception_and_teardown_apart():
 def test_objects_without_enter_and_exit_are_torn_down_too():
     seen = []
     callback = duck(on_teardown=lambda self, run_context: seen.append(run_context))
-    context = new_context()
-    assert run([callback], context=context) is None
-    assert seen == [context]
+    engine = new_engine([callback])
+    assert run([callback], engine=engine) is None
+    assert seen == [engine.context]
 
 
-def test_one_bus_serves_a_second_run():
+def test_one_list_of_callbacks_serves_a_second_run():
     callbacks, events = three()
-    bus = EventBus(callbacks)
     for _ in range(2):
-        with bus.lifecycle(new_context()):
+        with new_engine(callbacks):
             events.append(("body", "ran"))
     assert brief(events) == 2 * [*ENTER, "body ran", *TEARDOWN, *EXIT]
 

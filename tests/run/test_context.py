@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from contexts import context_of
 
-from dualtrain.context import CallbackParams, RunContext
+from dualtrain.context import CallbackParams, RunContext, RunState
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, DualTrainError, RunStateError
 from dualtrain.protocol import Capability
 
@@ -274,10 +274,10 @@ def test_batches_of_unknown_number_read_none():
 def test_steps_in_an_epoch_of_unknown_length_restart_with_the_epoch():
     step = SimpleNamespace(global_step=0, learning_rate=None)
     args = {"mode": "train", "cur_step_num": 7, "batch_num": math.inf}
-    context = context_of(args, step=step)
-    context._begin_epoch()
+    state = RunState(args, step=step)
+    state.epoch_start = 7
     args["cur_step_num"] = 9
-    assert context.step_in_epoch == 2
+    assert RunContext(state).step_in_epoch == 2
 
 
 def test_updates_are_counted_by_the_step():
@@ -504,10 +504,10 @@ def test_within_fit_metrics_have_the_evaluation_loss():
 
 def test_metrics_stay_readable_after_the_parameters_lost_them():
     args = CallbackParams(eval_results={"eval_loss": 1.25})
-    context = RunContext(args)
-    context._remember_metrics()
+    state = RunState(args)
+    state.remember_metrics()
     del args.eval_results
-    assert context.metrics == {"eval_loss": 1.25}
+    assert RunContext(state).metrics == {"eval_loss": 1.25}
 
 
 # What callbacks log.

@@ -7,14 +7,13 @@ import itertools
 import math
 
 import pytest
-from contexts import context_of
 from engines import Stream
 
-from dualtrain.bus import EventBus
 from dualtrain.callback import Callback
-from dualtrain.context import CallbackParams, RunContext
+from dualtrain.engine import RunEngine
 from dualtrain.events import LIFECYCLE, Event
 from dualtrain.loop import run_evaluation, run_training
+from dualtrain.testing.fake_backend import FakeBackend
 
 THREE = ["batch 1", "batch 2", "batch 3"]
 TWO = ["valid 1", "valid 2"]
@@ -48,34 +47,35 @@ def fit(
     initial_epoch=0,
     step=None,
     eval_step=lambda batch: f"evaluated {batch}",
-    update=lambda outputs: None,
+    update=None,
+    agree=None,
     **options,
 ):
     """Run the loop over plain data as an engine does, and return the context."""
     step = Updates() if step is None else step
-    bus = EventBus(callbacks)
-    params = CallbackParams(
-        mode="train", cur_step_num=0, epoch_num=epoch - initial_epoch, batch_num=length_of(batches)
-    )
-    context = context_of(
-        params, step=step if isinstance(step, Updates) else None, initial_epoch=initial_epoch
+    engine = RunEngine(
+        callbacks,
+        params={"batch_num": length_of(batches)},
+        backend=None if agree is None else TwoRanks(agree),
+        step=step if isinstance(step, Updates) else None,
+        epochs=epoch,
+        initial_epoch=initial_epoch,
     )
 
     def evaluate():
-        kept = {key: params[key] for key in ("cur_step_num", "batch_num", "net_outputs")}
-        params.update(mode="eval", cur_step_num=0, batch_num=length_of(valid))
+        run_evaluation(
+            engine,
+            eval_step,
+            valid,
+            update=update,
+            results=lambda: {"acc": 0.5},
+            eval_loss=lambda: 1.25,
+            batch_num=length_of(valid),
+        )
 
-        def finish():
-            params.metrics = {"acc": 0.5}
-            params.eval_results = {"acc": 0.5, "eval_loss": 1.25}
-
-        run_evaluation(context, bus, eval_step, valid, update, finish)
-        params.update(kept, mode="train")
-
-    with bus.lifecycle(context):
+    with engine:
         run_training(
-            context,
-            bus,
+            engine,
             step,
             batches,
             epoch=epoch,
@@ -83,23 +83,29 @@ def fit(
             evaluate=None if valid is None else evaluate,
             **options,
         )
-    return context
+    return engine.context
 
 
-def evaluate_alone(callbacks, batches=TWO, **parts):
+class TwoRanks(FakeBackend):
+    """One of two ranks, which agree by a function."""
+
+    def __init__(self, agree):
+        self.any_rank = agree
+
+    def rank(self):
+        return 0
+
+    def world_size(self):
+        return 2
+
+
+def evaluate_alone(callbacks, batches=TWO, *, step=lambda batch: f"evaluated {batch}", **parts):
     """Evaluate outside of training, and return the context."""
-    bus = EventBus(callbacks)
-    params = CallbackParams(mode="eval", cur_step_num=0, batch_num=length_of(batches))
-    context = RunContext(params)
-    parts = {
-        "step": lambda batch: f"evaluated {batch}",
-        "update": lambda outputs: None,
-        "finish": lambda: params.update(metrics={"acc": 0.5}),
-        **parts,
-    }
-    with bus.lifecycle(context):
-        run_evaluation(context, bus, parts["step"], batches, parts["update"], parts["finish"])
-    return context
+    engine = RunEngine(callbacks)
+    parts = {"results": lambda: {"acc": 0.5}, **parts}
+    with engine:
+        run_evaluation(engine, step, batches, batch_num=length_of(batches), **parts)
+    return engine.context
 
 
 class Trace(Callback):
@@ -360,7 +366,7 @@ def test_each_evaluated_batch_enters_the_metrics_after_its_event():
         [trace],
         step=lambda batch: order.append("step") or batch,
         update=lambda outputs: order.append(f"update {outputs}"),
-        finish=lambda: order.append("finish"),
+        results=lambda: order.append("results") or {"acc": 0.5},
     )
     assert order == [
         "on_eval_begin",
@@ -374,7 +380,7 @@ def test_each_evaluated_batch_enters_the_metrics_after_its_event():
         "on_eval_step_end",
         "update valid 2",
         "on_eval_epoch_end",
-        "finish",
+        "results",
         "on_eval_end",
     ]
 
@@ -676,7 +682,7 @@ def test_an_error_in_the_evaluations_step_goes_the_same_way_out():
 # Several runs.
 
 
-def test_one_bus_and_one_callback_serve_a_second_run():
+def test_one_callback_serves_a_second_run():
     trace = Trace(lambda c: (c.epoch, c.step))
     fit([trace], epoch=2, valid=TWO)
     first, trace.seen = trace.seen, []

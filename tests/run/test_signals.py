@@ -1,4 +1,4 @@
-"""A signal ends a run the way an error does, and the process's own handlers come back afterwards.
+"""SIGTERM requests a stop, Ctrl-C ends a run at once, and the process's own handlers are restored.
 
 The signals are real ones, sent to a process of its own. Parent and child keep in step through the
 child's pipes: it says where it is and then waits for its input, which is closed after the signal.
@@ -11,18 +11,16 @@ import threading
 
 import pytest
 
-from dualtrain.signals import EXIT_CODE, terminate_cleanly
+from dualtrain.signals import EXIT_CODE, SignalWatch
 
 PROGRAM = """
 import os
 import signal
 import sys
 
-from dualtrain.bus import EventBus
 from dualtrain.callback import Callback
-from dualtrain.context import CallbackParams, RunContext
+from dualtrain.engine import RunEngine
 from dualtrain.loop import run_training
-from dualtrain.signals import terminate_cleanly
 
 # What the parent process does with signals is inherited, and is not what is tested here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -64,10 +62,9 @@ def step(batch):
 
 
 def run(callbacks, step=step):
-    bus = EventBus(callbacks)
-    context = RunContext(CallbackParams(mode="train", cur_step_num=0, epoch_num=1, batch_num=3))
-    with terminate_cleanly(), bus.lifecycle(context):
-        run_training(context, bus, step, [1, 2, 3], epoch=1)
+    engine = RunEngine(callbacks, params={"batch_num": 3}, epochs=1)
+    with engine:
+        run_training(engine, step, [1, 2, 3], epoch=1)
 """
 
 THE_WAY_OUT = [
@@ -123,9 +120,39 @@ class Child:
         self.process.communicate()
 
 
-def test_a_sigterm_tears_the_run_down_and_then_the_process_exits_143():
+def test_a_sigterm_ends_the_run_after_the_step_and_then_the_process_exits_143():
     with Child("run([Tells('a'), Tells('b')])\nsay('never here')") as child:
         assert child.until_waiting() == ["a step 1", "b step 1"]
+        child.send(signal.SIGTERM)
+        said, status = child.end()
+    assert said == [
+        "a step 2",
+        "b step 2",
+        "a train_end",
+        "b train_end",
+        "b teardown",
+        "a teardown",
+        "b exit SystemExit(143)",
+        "a exit SystemExit(143)",
+    ]
+    assert status == 143
+
+
+def test_a_second_sigterm_ends_the_run_at_once():
+    body = """
+def step(batch):
+    if batch == 2:
+        wait()
+        wait()
+
+run([Tells('a'), Tells('b')], step)
+say('never here')
+"""
+    with Child(body) as child:
+        assert child.until_waiting() == ["a step 1", "b step 1"]
+        child.send(signal.SIGTERM)
+        child.go_on()
+        assert child.until_waiting() == []
         child.send(signal.SIGTERM)
         said, status = child.end()
     assert said == [line.format(error="SystemExit(143)") for line in THE_WAY_OUT]
@@ -169,7 +196,7 @@ run([Writes()])
         assert path.read_text() == ""
         child.send(signal.SIGTERM)
         assert child.end()[1] == 143
-    assert path.read_text() == "step 1\nthe end\n"
+    assert path.read_text() == "step 1\nstep 2\nthe end\n"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)
@@ -184,6 +211,7 @@ run([Tells('a'), Lingers('b')])
     with Child(body) as child:
         child.until_waiting()
         child.send(signal.SIGTERM)
+        child.go_on()
         child.until_waiting()
         child.send(signum)
         said, status = child.end()
@@ -260,11 +288,16 @@ def default_handler():
 
 @pytest.mark.usefixtures("default_handler")
 def test_the_handler_is_there_for_the_run_and_gone_after_it():
-    with terminate_cleanly():
+    requests = []
+    with SignalWatch(requests.append) as watch:
         during = signal.getsignal(signal.SIGTERM)
+        assert not watch.terminated
+        during(signal.SIGTERM, None)
+        assert (watch.terminated, requests) == (True, ["SIGTERM"])
         with pytest.raises(SystemExit) as caught:
             during(signal.SIGTERM, None)
     assert caught.value.code == 143
+    assert requests == ["SIGTERM"]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
@@ -272,25 +305,16 @@ def test_the_handler_is_there_for_the_run_and_gone_after_it():
 @pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt, SystemExit])
 def test_the_handler_is_gone_after_an_error_too(kind):
     with pytest.raises(kind):
-        with terminate_cleanly():
+        with SignalWatch(print):
             raise kind
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.usefixtures("default_handler")
-def test_another_handler_can_be_asked_for():
-    heard = []
-    with terminate_cleanly(lambda signum, frame: heard.append(signum)):
-        signal.raise_signal(signal.SIGTERM)
-    assert heard == [signal.SIGTERM]
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-@pytest.mark.usefixtures("default_handler")
 def test_a_run_within_a_run_leaves_the_outer_ones_handler():
-    with terminate_cleanly():
+    with SignalWatch(print):
         outer = signal.getsignal(signal.SIGTERM)
-        with terminate_cleanly():
+        with SignalWatch(print):
             assert signal.getsignal(signal.SIGTERM) is outer
         assert signal.getsignal(signal.SIGTERM) is outer
         assert outer is not signal.SIG_DFL
@@ -301,7 +325,7 @@ def test_in_another_thread_nothing_is_touched():
     seen = []
 
     def work():
-        with terminate_cleanly():
+        with SignalWatch(print):
             seen.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=work)
@@ -313,6 +337,6 @@ def test_in_another_thread_nothing_is_touched():
 @pytest.mark.usefixtures("default_handler")
 def test_sigint_is_left_to_python():
     before = signal.getsignal(signal.SIGINT)
-    with terminate_cleanly():
+    with SignalWatch(print):
         assert signal.getsignal(signal.SIGINT) is before
     assert signal.getsignal(signal.SIGINT) is before

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,10 @@ from paths import SUPPORT
 
 import dualtrain as dt
 from dualtrain.backends import find_backend
+from dualtrain.bus import EventBus
 from dualtrain.callbacks import MetricHistory, StepLogger
+from dualtrain.context import RunState
+from dualtrain.engine import RunEngine
 from dualtrain.errors import ArgumentTypeError, CapabilityError
 from dualtrain.events import Event
 from dualtrain.protocol import Capability
@@ -468,23 +472,192 @@ def test_the_subclass_that_breaks_nothing_keeps_the_contract():
     contract_on_torch(broken_torch_backend())
 
 
+def torch_backend_without(*verbs):
+    """Return a backend that has PyTorch's verbs but for those named."""
+    from dualtrain.backends.torch.backend import TorchBackend
+
+    members = {name: value for name, value in vars(TorchBackend).items() if name not in verbs}
+    return type("PartialBackend", (), members)()
+
+
 @pytest.mark.torch
 def test_a_backend_without_a_verb_is_told_so():
+    with pytest.raises(AssertionError, match="it lacks a verb"):
+        contract_on_torch(torch_backend_without("to_numpy"))
+
+
+PARTS = {
+    "Weights": ("weights", "assign_weights"),
+    "ParameterCopies": ("copy_parameters", "parameter_changes"),
+    "Ranks": ("rank", "world_size", "any_rank"),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("part", PARTS)
+def test_a_backend_may_lack_an_optional_part(part):
+    contract_on_torch(torch_backend_without(*PARTS[part]))
+
+
+@pytest.mark.torch
+def test_a_backend_may_lack_every_optional_part():
+    verbs = [verb for verbs in PARTS.values() for verb in verbs]
+    contract_on_torch(torch_backend_without(*verbs, "batch_shape", "to_float_later", "seed", "observe"))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("part", "verb"), [(part, verbs[-1]) for part, verbs in PARTS.items()])
+def test_a_backend_with_half_a_part_is_told_so(part, verb):
+    with pytest.raises(AssertionError, match=rf"all verbs of {part} or none, but {verb} is missing"):
+        contract_on_torch(torch_backend_without(verb))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("capabilities", "words"),
+    [
+        ({Capability.PROBING}, "has the part probing if it has the capability"),
+        ({Capability.GRAD_NORM, Capability.PARAMETER_GRAD_NORMS}, "has gradients, and with them"),
+    ],
+)
+def test_a_part_without_its_capability_is_told(capabilities, words):
     from dualtrain.backends.torch.backend import BACKEND
 
-    class Partial:
-        name = "torch"
+    fewer = BACKEND.capabilities() - capabilities
+    with pytest.raises(AssertionError, match=words):
+        contract_on_torch(broken_torch_backend(capabilities=lambda self: fewer))
 
-        def __str__(self):
-            return self.name
 
-        def __getattr__(self, verb):
-            if verb == "to_numpy":
-                raise AttributeError(verb)
-            return getattr(BACKEND, verb)
+def test_one_batch_is_too_few_for_the_contract(torch_engine):
+    def make():
+        raise AssertionError("it is refused before anything is made")
 
-    with pytest.raises(AssertionError, match="it lacks a verb"):
-        contract_on_torch(Partial())
+    with pytest.raises(AssertionError, match="at least two batches"):
+        backend_contract(find_backend("torch"), make, batches((1, 0)))
+
+
+# Broken engines: each changes one thing in the classes that a run is made of.
+
+
+def without_part(part):
+    """Return a ``RunState.use`` after which a step lacks a part."""
+
+    def use(real, self, step):
+        real(self, step)
+        setattr(self, part, None)
+
+    return RunState, "use", use
+
+
+def leave_outputs(real, self):
+    outputs = self.context.outputs
+    real(self)
+    self.context.original_args()["net_outputs"] = outputs
+
+
+def end_without_raising(real, self, kind, error, traceback):
+    self.close(error)
+    return True
+
+
+def raise_another(real, self, kind, error, traceback):
+    real(self, kind, error, traceback)
+    if error is not None:
+        raise RuntimeError("the run has failed") from error
+
+
+def tell_nobody(real, self, event, error, *rest):
+    return error if event is Event.EXCEPTION else real(self, event, error, *rest)
+
+
+def begin_at_one(real, self, number):
+    real(self, number - 2 if number > 2 else number)
+
+
+class Property:
+    """A property of RunContext that reads as something else."""
+
+    def __init__(self, name, read):
+        self.name, self.read = name, read
+
+
+ENGINE_BREAKAGES = {
+    "a stop is ignored": (
+        (RunEngine, "should_stop", lambda real, self: False),
+        "in a run that is stopped in on_train_begin, event",
+    ),
+    "a stop in training cuts the evaluation short": (
+        (RunEngine, "should_stop", lambda real, self: self.context.get_stop_requested()),
+        "in a run that is stopped in on_train_begin, event",
+    ),
+    "a stop in an evaluation is ignored there": (
+        (RunEngine, "should_stop", lambda real, self: self.context.mode == "train" and real(self)),
+        "in a run that is stopped in on_eval_begin, event",
+    ),
+    "an error is swallowed": (
+        (RunEngine, "__exit__", end_without_raising),
+        "raises the error of a callback in on_train_step_end itself, but raised None",
+    ),
+    "another error is raised": ((RunEngine, "__exit__", raise_another), "itself, but raised RuntimeError"),
+    "on_exception is left out": (
+        (EventBus, "emit_to_each", tell_nobody),
+        "in a run that fails in on_train_step_end, event",
+    ),
+    "on_exception is given another error": (
+        (
+            EventBus,
+            "emit_to_each",
+            lambda real, self, event, error, context, *extra: real(
+                self, event, error, context, *[OSError() for _ in extra]
+            ),
+        ),
+        "on_exception is called once, with the error",
+    ),
+    "epochs begin at one": ((RunEngine, "begin_epoch", begin_at_one), "in a run with initial_epoch=2"),
+    "the last epoch is not known": (
+        Property("epochs", lambda self: self.original_args().get("epoch_num")),
+        "knows of epochs 4 and evaluations 2, but not (2, 2)",
+    ),
+    "evaluations are not known": (
+        Property("evaluations", lambda self: None),
+        "knows of epochs 4 and evaluations 2, but not (4, None)",
+    ),
+    "counters stay the evaluation's": (
+        (RunEngine, "leave_evaluation", lambda real, self: None),
+        "in a run of two epochs, event",
+    ),
+    "outputs stay the evaluation's": (
+        (RunEngine, "leave_evaluation", leave_outputs),
+        "the outputs are those of the last training step",
+    ),
+    "results are lost": (Property("metrics", lambda self: {}), "metrics has eval_loss"),
+    "no gradients": (without_part("gradients"), "the capability parameter_grad_norms has gradients"),
+    "no accumulation": (without_part("accumulation"), "capability accumulation has the part accumulation"),
+    "no probing": (without_part("probing"), "has the part probing if it has the capability"),
+    "updates are not counted": (Property("global_step", lambda self: 0), "counts its updates"),
+    "no update is told": (Property("is_update_step", lambda self: False), "counts its updates"),
+    "no learning rate": (Property("lr", lambda self: None), "has a learning_rate"),
+    "norms are not numbers": (Property("grad_norm", lambda self: None), "grad_norm is a float"),
+    "parameters have no norms": (
+        Property("parameter_grad_norms", lambda self: {}),
+        "parameter_grad_norms has the names",
+    ),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("breakage", ENGINE_BREAKAGES)
+def test_an_engine_that_breaks_the_contract_is_told_how(breakage, monkeypatch):
+    broken, words = ENGINE_BREAKAGES[breakage]
+    if isinstance(broken, Property):
+        monkeypatch.setattr(dt.RunContext, broken.name, property(broken.read))
+    else:
+        owner, name, changed = broken
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda self, *args, **rest: changed(real, self, *args, **rest))
+    with pytest.raises(AssertionError) as caught:
+        contract_on_torch(find_backend("torch"))
+    assert words in str(caught.value).splitlines()[0]
 
 
 # A third backend.
@@ -557,11 +730,16 @@ def third_backend(tmp_path):
     return site
 
 
-def test_a_third_backend_is_a_folder_and_an_entry_point(third_backend):
+def environment(third_backend):
+    """Return the environment of a process in which the third backend is installed."""
     path = os.pathsep.join([str(third_backend), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def test_a_third_backend_is_a_folder_and_an_entry_point(third_backend):
     done = subprocess.run(
         [sys.executable, "-c", WITH_THE_THIRD_BACKEND],
-        env={**os.environ, "PYTHONPATH": path},
+        env=environment(third_backend),
         capture_output=True,
         text=True,
         check=False,
@@ -583,3 +761,63 @@ def test_a_third_backend_is_a_folder_and_an_entry_point(third_backend):
         "prediction": [1 - 0.75**2 * 0.875**3],
         "meta": ["arrays", "1.0", "Linear"],
     }
+
+
+TERMINATED = """
+import signal
+import sys
+
+import numpy as np
+
+import dualtrain as dt
+from third_backend import Descent, Linear, SquaredError
+
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class Tells(dt.Callback):
+    def on_train_step_end(self, run_context):
+        print("step", run_context.step, flush=True)
+        if run_context.step == 2:
+            sys.stdin.readline()
+
+    def on_eval_end(self, run_context):
+        print("eval_end", run_context.metrics["eval_loss"], flush=True)
+
+    def on_train_end(self, run_context):
+        print("train_end", run_context.stop_reason, flush=True)
+
+    def on_exception(self, run_context, error):
+        print("exception", repr(error), flush=True)
+
+    def on_teardown(self, run_context):
+        print("teardown", flush=True)
+
+
+network = Linear([0.0])
+batch = np.ones((1, 1)), np.ones(1)
+model = dt.Model(network, SquaredError(), Descent(network, 0.25))
+model.fit(3, [batch] * 4, [batch], callbacks=[Tells(), dt.callbacks.StepLogger("log.jsonl", 1)])
+print("never here", flush=True)
+"""
+
+
+def test_a_sigterm_stops_a_third_backend_after_the_step_with_status_143(third_backend):
+    """Two steps halve the distance to 1 twice; the evaluation that is due is made."""
+    with subprocess.Popen(
+        [sys.executable, "-c", TERMINATED],
+        env=environment(third_backend),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        try:
+            assert [child.stdout.readline() for _ in range(2)] == ["step 1\n", "step 2\n"]
+            child.send_signal(signal.SIGTERM)
+            said, _ = child.communicate("\n")
+        finally:
+            child.kill()
+    assert said.splitlines() == [f"eval_end {0.25**2}", "train_end SIGTERM", "teardown"]
+    assert child.returncode == 143
+    rows = [json.loads(line) for line in Path("log.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["loss"] for row in rows if row.get("mode") != "eval"] == [1.0, 0.25]

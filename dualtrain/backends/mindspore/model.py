@@ -261,8 +261,9 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
             capabilities -= {Capability.STEP_EVENTS}
         if not self._takes_step_cell(sink):
             capabilities -= STEP_CELL_CAPABILITIES
-        ours = [callback for callback in as_callbacks(callbacks) if not is_native(callback)]
-        return RunEngine(ours, backend=self._backend, capabilities=capabilities, **run)
+        listed = as_callbacks(callbacks)
+        ours = [callback for callback in listed if not is_native(callback)]
+        return RunEngine(ours, listed=listed, backend=self._backend, capabilities=capabilities, **run)
 
     def _takes_step_cell(self, sink: bool) -> bool:
         """Return whether a StepCell can replace MindSpore's own train step."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dualtrain.backends._arguments import split_batch
+from dualtrain.context import loss_in
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
 from dualtrain.protocol import Native
 
@@ -48,18 +49,18 @@ def call_network(network: torch.nn.Module, batch: Native) -> Native:
     return network(*batch) if isinstance(batch, (tuple, list)) else network(batch)
 
 
-def loss_in(outputs: Native, source: str) -> Native:
-    """Return the loss in a step's outputs: the outputs, a mapping's ``"loss"``, a tuple's first item."""
-    if isinstance(outputs, Mapping):
-        if "loss" not in outputs:
-            raise ArgumentValueError(
-                f"{source} returned a mapping without 'loss' (it has {', '.join(map(repr, outputs))}): "
-                f"expected a scalar loss under that key."
-            )
-        return outputs["loss"]
-    if isinstance(outputs, (tuple, list)) and outputs:
-        return outputs[0]
-    return outputs
+def known_loss(outputs: Native, source: str) -> Native:
+    """Return the loss in a step's outputs.
+
+    Raises:
+        ArgumentValueError: The outputs are a mapping without it.
+    """
+    if isinstance(outputs, Mapping) and "loss" not in outputs:
+        raise ArgumentValueError(
+            f"{source} returned a mapping without 'loss' (it has {', '.join(map(repr, outputs))}): "
+            f"expected a scalar loss under that key."
+        )
+    return loss_in(outputs)
 
 
 def checked_loss(outputs: Native, source: str) -> torch.Tensor:
@@ -69,7 +70,7 @@ def checked_loss(outputs: Native, source: str) -> torch.Tensor:
         ArgumentTypeError: It is not a tensor.
         ArgumentValueError: It is missing, not a scalar, or has no gradient.
     """
-    loss = outputs if isinstance(outputs, torch.Tensor) else loss_in(outputs, source)
+    loss = outputs if isinstance(outputs, torch.Tensor) else known_loss(outputs, source)
     if not isinstance(loss, torch.Tensor):
         hint = " (was .item() or float() called on it?)" if isinstance(loss, (int, float)) else ""
         raise ArgumentTypeError(
@@ -188,4 +189,4 @@ class EvalStep:
             return self._loss_fn(outputs, label), outputs, label
         result = self._forward(batch)
         known = result if isinstance(result, Mapping) else {}
-        return loss_in(result, self._source), known.get("outputs"), known.get("label")
+        return known_loss(result, self._source), known.get("outputs"), known.get("label")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
-from dualtrain.backends import find_backend
 from dualtrain.backends._arguments import (
     NO_OPTIMIZER,
     check_epochs,
@@ -16,9 +15,7 @@ from dualtrain.backends._arguments import (
     check_loss_and_step,
     check_valid_frequency,
     evaluations_due,
-    foreign_parameters,
     metric_needs_outputs,
-    not_this_optimizer,
 )
 from dualtrain.backends._contract import check_contract
 from dualtrain.backends.torch.choice import TrainingOptions, choose_step
@@ -28,13 +25,13 @@ from dualtrain.backends.torch.metrics import LossMetric, make_metrics
 from dualtrain.backends.torch.optimizer import (
     Schedule,
     TorchLearningRate,
-    check_steps_without_closure,
+    checked_optimizers,
     learning_rate_attribute,
 )
 from dualtrain.backends.torch.outputs import as_outputs
 from dualtrain.backends.torch.precision import Precision
 from dualtrain.engine import RunEngine
-from dualtrain.errors import ArgumentTypeError, ArgumentValueError, RunStateError
+from dualtrain.errors import ArgumentValueError, RunStateError
 from dualtrain.loop import run_evaluation, run_training
 from dualtrain.protocol import Backend, Capability, Native
 from dualtrain.window import LookAhead
@@ -68,7 +65,7 @@ class TorchModel:
     ) -> None:
         check_loss_and_step(loss_fn, train_step, automatic_optimization)
         check_contract(accumulate_steps, clip_norm)
-        optimizers = _checked_optimizers(network, optimizer, automatic=automatic_optimization)
+        optimizers = checked_optimizers(network, optimizer, automatic=automatic_optimization)
         if not automatic_optimization:
             if train_step is None:
                 raise ArgumentValueError("automatic_optimization=False needs a train_step that optimises.")
@@ -289,31 +286,6 @@ class TorchModel:
             f"Model({type(self._network).__name__}, backend='torch', "
             f"optimizer={type(self._optimizer).__name__}, device='{self._device}')"
         )
-
-
-def _checked_optimizers(
-    network: torch.nn.Module, optimizer: Native, *, automatic: bool
-) -> dict[str, Native]:
-    if optimizer is None:
-        return {}
-    if isinstance(optimizer, Mapping):
-        if automatic:
-            raise ArgumentTypeError(
-                "several optimizers need automatic_optimization=False, with a train_step that says "
-                "when each of them steps."
-            )
-        optimizers = dict(optimizer)
-    else:
-        optimizers = {"optimizer": optimizer}
-    own = {id(parameter) for parameter in network.parameters()}
-    for native in optimizers.values():
-        if not all(hasattr(native, verb) for verb in ("param_groups", "step", "zero_grad")):
-            raise not_this_optimizer("torch", native, find_backend(native, missing_ok=True))
-        if not any(id(p) in own for group in native.param_groups for p in group["params"]):
-            raise foreign_parameters(network, "parameters()")
-        if automatic:
-            check_steps_without_closure(native)
-    return optimizers
 
 
 def _refuse_sinking(sink: bool, sink_size: int = -1) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from dualtrain.backends._arguments import checked_rates, lowered
+from dualtrain.backends import find_backend
+from dualtrain.backends._arguments import checked_rates, foreign_parameters, lowered, not_this_optimizer
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 from dualtrain.monitor import find_metric
 from dualtrain.protocol import Native, Rate
@@ -190,6 +191,37 @@ class Schedule:
         rate.hold()
         with rate.unscaled():
             self.scheduler.step(*(() if value is None else (float(value),)))
+
+
+def checked_optimizers(
+    network: torch.nn.Module, optimizer: Native, *, automatic: bool
+) -> dict[str, Native]:
+    """Return name -> optimizer for the Model's argument, or refuse it.
+
+    Raises:
+        ArgumentTypeError: It is no optimizer of PyTorch's, or several under automatic optimisation.
+        ArgumentValueError: It has none of the network's parameters, or its step needs a closure.
+    """
+    if optimizer is None:
+        return {}
+    if isinstance(optimizer, Mapping):
+        if automatic:
+            raise ArgumentTypeError(
+                "several optimizers need automatic_optimization=False, with a train_step that says "
+                "when each of them steps."
+            )
+        optimizers = dict(optimizer)
+    else:
+        optimizers = {"optimizer": optimizer}
+    own = {id(parameter) for parameter in network.parameters()}
+    for native in optimizers.values():
+        if not all(hasattr(native, verb) for verb in ("param_groups", "step", "zero_grad")):
+            raise not_this_optimizer("torch", native, find_backend(native, missing_ok=True))
+        if not any(id(p) in own for group in native.param_groups for p in group["params"]):
+            raise foreign_parameters(network, "parameters()")
+        if automatic:
+            check_steps_without_closure(native)
+    return optimizers
 
 
 def check_steps_without_closure(optimizer: Native) -> None:
