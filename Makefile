@@ -1,22 +1,22 @@
-# Two commands for a bare machine: `make demo` and `make test`. Both use .venv, which they make.
+# Two commands for a new machine: `make demo` and `make test`. Both create and use .venv.
 
-# The Python to make .venv with; empty: the first of PYTHONS that is supported.
+# The Python for .venv; empty: the first supported one of PYTHONS.
 PYTHON ?=
 PYTHONS = python3.11 python3.12 python3.10 python3
 
-# Further options for pip, for instance --extra-index-url with PyTorch's CPU index.
+# Additional options for pip, for example --extra-index-url with PyTorch's CPU index.
 PIP_FLAGS ?=
 
-# How many processes run the tests, each a file at a time.
+# The number of test processes; each runs one test file at a time.
 JOBS ?= 2
 
-# Arguments for pytest, or of `make bench`: for instance ARGS="tests/run/test_bus.py -x".
+# Arguments for pytest or `make bench`, for example ARGS="tests/run/test_bus.py -x".
 ARGS ?=
 
 BIN = .venv/bin
 PIP_INSTALL = $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt
 
-# MindSpore's log level: errors alone.
+# MindSpore's log level: only errors.
 GLOG_v ?= 3
 export GLOG_v
 
@@ -26,13 +26,13 @@ export GLOG_v
 help:
 	@echo 'make demo    install both frameworks into .venv and train a Vision Transformer with each'
 	@echo 'make test    run the tests on both frameworks; ARGS="..." goes to pytest'
-	@echo 'make lint    check style, types and who imports whom'
-	@echo 'make core    run the tests where no framework is installed (tox)'
-	@echo 'make bench   measure what a step costs beside other trainers, which go into .venv-bench (minutes);'
+	@echo 'make lint    check style, types and import rules'
+	@echo 'make core    run the tests without a framework (tox)'
+	@echo 'make bench   compare the cost of a step with other trainers, installed into .venv-bench (minutes);'
 	@echo '             ARGS="--help" lists the options'
 	@echo 'make instructions  count the instructions of a step on PyTorch, under valgrind (half an hour);'
 	@echo '             ARGS="--help" lists the options'
-	@echo 'make clean   remove caches, .tox and what runs have written; environments stay'
+	@echo 'make clean   remove caches, .tox and the output of runs; keep environments'
 	@echo
 	@echo 'PYTHON=...     the Python for .venv: 3.10, 3.11 or 3.12'
 	@echo 'PIP_FLAGS=...  options for pip: --extra-index-url with the address of the CPU index of'
@@ -64,7 +64,7 @@ clean:
 	rm -rf rank_* kernel_meta
 	find dualtrain tests examples benchmarks -name __pycache__ -type d -exec rm -rf {} +
 
-# Whatever is in .venv was installed from these files as they are now.
+# .venv is reinstalled if one of these files has changed.
 .venv/.installed: pyproject.toml constraints.txt examples/watch_attention/weights.txt | python
 	@echo 'Installing PyTorch, MindSpore and dualtrain into .venv: 1 to 4 GB to download, some minutes.'
 	@$(PIP_INSTALL) -e '.[torch,mindspore,optuna,plot,test,examples,lint]'
@@ -75,15 +75,15 @@ clean:
 	@$(PIP_INSTALL) tox
 	@touch $@
 
-# The peers need packages of their own, so they get an environment of their own.
+# The other trainers have many dependencies, so they have a separate environment.
 .venv-bench/.installed: benchmarks/requirements.txt constraints.txt pyproject.toml | python
-	@echo 'Installing the peers, PyTorch, MindSpore and dualtrain into .venv-bench: some more GB.'
+	@echo 'Installing other trainers, PyTorch, MindSpore and dualtrain into .venv-bench: some more GB.'
 	@test -x .venv-bench/bin/python || $(BIN)/python -m venv .venv-bench
 	@.venv-bench/bin/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS) \
 	  -c constraints.txt -r benchmarks/requirements.txt -e '.[torch,mindspore,plot]'
 	@touch $@
 
-# Make .venv if there is none that works, or say in one sentence what is missing.
+# Create .venv if there is no working one, or fail with a message about the missing requirement.
 NEEDED = dualtrain needs Python 3.10, 3.11 or 3.12 with its venv module (PYTHON=... names one)
 VERSION = import sys; print("%d.%d.%d" % sys.version_info[:3])
 
@@ -106,7 +106,7 @@ python:
 	if test -z "$$python"; then \
 	  echo "$(NEEDED), but found $${found:-none of: $$*}." >&2; exit 1; \
 	elif test -z "$$old"; then \
-	  echo "Making .venv with $$python ($$version)."; "$$python" -m venv .venv; \
+	  echo "Creating .venv with $$python ($$version)."; "$$python" -m venv .venv; \
 	elif test "$${old%.*}" != "$${version%.*}"; then \
-	  echo "$$python is Python $$version, but .venv has $$old: remove .venv to make it anew." >&2; exit 1; \
+	  echo "$$python is Python $$version, but .venv has $$old: remove .venv to recreate it." >&2; exit 1; \
 	fi

@@ -1,8 +1,8 @@
-"""Measure what callbacks add to a step of the ViT, which varies too much for overhead.py to tell.
+"""Measure the cost of callbacks in a step of the ViT, which varies too much for overhead.py.
 
-On PyTorch. In one run they are called in every other block of ten steps, and each block without them is
-compared with its two neighbours by the CPU time of all threads, so that what else the machine does for
-longer than that cancels.
+On PyTorch. Callbacks are called in every other block of ten steps of a run, and each block without them is
+compared with its two neighbours by the CPU time of all threads, so that slower disturbances by other
+programs cancel.
 
     .venv-bench/bin/python benchmarks/alternating.py
     .venv-bench/bin/python benchmarks/alternating.py --conditions all --steps 400
@@ -31,7 +31,7 @@ LOGGING = [name for name, condition in CONDITIONS.items() if condition.log_inter
 
 
 class Alternating(dt.Callback):
-    """Call other callbacks at every event, but at those of steps in every other block alone."""
+    """Call other callbacks at every event, but at step events only in every other block."""
 
     def __init__(self, callbacks: list[Any]) -> None:
         self.callbacks = callbacks
@@ -55,7 +55,7 @@ for _event in Event:
 
 
 def is_on(step: int) -> bool:
-    """Tell whether callbacks are called in a step, counted from 1."""
+    """Return whether callbacks are called in a step, counted from 1."""
     return (step - 1) // BLOCK % 2 == 1
 
 
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def differences(blocks: list[float]) -> Iterator[float]:
-    """Yield, for each block without callbacks, by how many percent its neighbours are slower."""
+    """Yield, for each block without callbacks, the slowdown of its neighbours in percent."""
     for i in range(2, len(blocks) - 1, 2):  # the first one warms up
         yield 100 * ((blocks[i - 1] + blocks[i + 1]) / 2 / blocks[i] - 1)
 

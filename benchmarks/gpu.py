@@ -1,12 +1,12 @@
-"""Measure on one GPU what dualtrain adds to a hand-written loop, and check that it never waits for the GPU.
+"""Measure the cost of dualtrain on a GPU, compared with a hand-written loop, and check for device syncs.
 
 A decoder of about 100 million parameters trains in bf16 on one batch that stays on the GPU, eagerly and
-compiled. Each condition stands between two measurements of the hand-written loop; a figure is the median
-of the rounds. Then steps that are not logged run under ``torch.cuda.set_sync_debug_mode("error")``, where
-whatever waits for the GPU fails. Takes less than 5 minutes on a recent GPU.
+compiled. Each condition is measured between two measurements of the hand-written loop; a figure is the
+median of the rounds. Then steps that are not logged run under ``torch.cuda.set_sync_debug_mode("error")``,
+in which every sync raises an error. Takes less than 5 minutes on a recent GPU.
 
     python benchmarks/gpu.py
-    python benchmarks/gpu.py --device cpu --small    # tries the program itself, on a tiny network
+    python benchmarks/gpu.py --device cpu --small    # tests the program itself, with a tiny network
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def loss_fn(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
 
 
 class TimedBatch:
-    """One batch, again and again, with the time of all steps but the first ``warm`` ones.
+    """Repeat one batch, and measure the time of all steps after the first ``warm`` ones.
 
     Args:
         batch: The batch.
@@ -169,10 +169,10 @@ def main() -> None:
 
 
 def check_synchronizations(network: nn.Module, optimizer: Any, batch: Any, folder: Path) -> None:
-    """Run steps that may not wait for the GPU; one that is logged at once may, and the first one.
+    """Run steps without device syncs, except the first one and those that are logged immediately.
 
     Raises:
-        RuntimeError: From torch, at the operation that waits.
+        RuntimeError: From torch, at an operation with a sync.
     """
     logger, monitor = dt.callbacks.StepLogger, dt.callbacks.TransformerMonitor
     every_step = [

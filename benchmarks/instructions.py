@@ -1,8 +1,8 @@
-"""Count the processor's instructions in a step on PyTorch, which no other program on the machine changes.
+"""Count the processor's instructions in a step on PyTorch, independent of other programs on the machine.
 
-The loops and conditions are those of overhead.py, with its smallest network. Each is run under
-``valgrind --tool=callgrind``, which has to be installed, for half a minute or more. All threads count, so
-that a log's writer does too.
+The loops and conditions are those of overhead.py, with its smallest network. Each runs under
+``valgrind --tool=callgrind``, which has to be installed, for half a minute or more. All threads are
+counted, including the thread that writes a log.
 
     .venv-bench/bin/python benchmarks/instructions.py
     .venv-bench/bin/python benchmarks/instructions.py --loops dualtrain,ignite --conditions none,all
@@ -32,7 +32,7 @@ WARM = 50
 
 
 class CountedBatches:
-    """Batches for one epoch; instructions are counted from one of them to another.
+    """Batches for one epoch; instructions are counted between two of them.
 
     Args:
         batches: The batches, given out in turn.
@@ -57,7 +57,7 @@ class CountedBatches:
 
 
 def switch(to: str) -> None:
-    """Begin or end to count in this process."""
+    """Start or stop counting in this process."""
     subprocess.run(["callgrind_control", "-i", to, str(os.getpid())], capture_output=True, check=True)
 
 
@@ -95,7 +95,7 @@ def parse() -> argparse.Namespace:
 
 
 def count(loop: str, condition: str, steps: int) -> float | None:
-    """Return the instructions of a step; None where the loop has no such condition, or has failed."""
+    """Return the instructions of a step; None if the loop does not support the condition, or has failed."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--callgrind-out-file=/dev/null"]
         command += [sys.executable, __file__, f"--steps={steps}", "--inside", loop, condition]
@@ -110,7 +110,7 @@ def count(loop: str, condition: str, steps: int) -> float | None:
 
 
 def train(loop: str, condition: str, steps: int) -> None:
-    """Train once; called in a process that is watched."""
+    """Train once, in a process under valgrind."""
     from loops import torch_loops
 
     work = torch_loops.work("W0")

@@ -1,10 +1,10 @@
-"""What monitoring costs: dualtrain's monitors beside MindStudio Probe's, over one training loop.
+"""Compare the cost of dualtrain's monitors with MindStudio Probe's in one training loop.
 
     python benchmarks/mindstudio_probe.py 10 12  # rounds, steps; after pip install mindstudio-probe
 
-A small Vision Transformer (dim 192, depth 4, batch 8) is trained on the CPU, one thread. In each round
-every contender trains the same network on the same batches. What is printed is the process's CPU time
-for a step, the median over rounds, and what is added to it; each monitor writes at every step.
+A small Vision Transformer (dim 192, depth 4, batch 8) is trained on the CPU with one thread. In each round
+all monitors train the same network on the same batches, and write at every step. The output is the CPU time
+of the process per step, as the median over the rounds, and the added time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def vision_transformer() -> torch.nn.Module:
 
 
 class Probe:
-    """MindStudio Probe's monitors, named and set as in its configuration, as one callback."""
+    """MindStudio Probe's monitors as one callback, with the names and settings of its configuration."""
 
     def __init__(self, **monitors: dict[str, Any]) -> None:
         self.settings = {"framework": "pytorch", "patch_optimizer_step": True, "monitors": monitors}
@@ -60,7 +60,7 @@ class Probe:
 
 
 class Clock:
-    """Keep the CPU time at the begin of each step, from the third on: set-up and samples are left out."""
+    """Record the CPU time at the begin of each step, from the third on, without set-up and samples."""
 
     def __init__(self) -> None:
         self.marks: list[float] = []
@@ -84,7 +84,7 @@ CONTENDERS: dict[str, Any] = {
 
 
 def measure(callbacks: list[Any], batches: list[Any]) -> float:
-    """Train in a folder of its own and return the milliseconds of a step."""
+    """Train in a separate folder and return the milliseconds per step."""
     torch.manual_seed(0)
     network = vision_transformer()
     model = dt.Model(network, torch.nn.CrossEntropyLoss(), torch.optim.AdamW(network.parameters(), 3e-4))

@@ -1,9 +1,9 @@
-"""Measure how far PyTorch's and MindSpore's optimizers are apart, and print Markdown tables.
+"""Measure the differences between PyTorch's and MindSpore's optimizers, and print Markdown tables.
 
 Each pair trains the same small MLP from the same weights on the same batches, for 100 steps in float32
-on the CPU, through dualtrain's Model; MindSpore runs in GRAPH mode. A row holds the largest difference
-of the two losses over the first 10 steps and over all of them, the largest difference of a weight at
-the end, and the last losses.
+on the CPU, through dualtrain's Model; MindSpore runs in GRAPH mode. A row has the largest difference
+of the two losses over the first 10 steps and over all steps, the largest difference of a weight at
+the end, and the final losses.
 
     python benchmarks/optimizer_parity.py
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 # The network is small: a second thread for one operator costs more than it saves.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("GLOG_v", "3")  # MindSpore's log level: errors alone
+os.environ.setdefault("GLOG_v", "3")  # MindSpore's log level: only errors
 
 import numpy as np
 
@@ -38,7 +38,7 @@ class Optimizer:
     Attributes:
         name: Its class.
         options: Its arguments, without the rate.
-        variant: What else is done to it, in words.
+        variant: A description of other changes.
     """
 
     name: str
@@ -156,7 +156,7 @@ HEADINGS = (
 
 
 class Losses:
-    """Keep the loss of each step."""
+    """Record the loss of each step."""
 
     def on_train_begin(self, run_context: dt.RunContext) -> None:
         self.losses: list[float] = []
@@ -169,7 +169,7 @@ Result = tuple[list[float], list[np.ndarray]]
 
 
 def initial_weights() -> list[np.ndarray]:
-    """Return the weights of the MLP in their order: each layer's matrix or scale, then its bias."""
+    """Return the weights of the MLP in order: each layer's matrix or scale, then its bias."""
     generator = np.random.default_rng(1)
     weights = []
     for shape in ((HIDDEN, FEATURES), (HIDDEN,), (HIDDEN, HIDDEN), (CLASSES, HIDDEN)):
@@ -182,7 +182,7 @@ def initial_weights() -> list[np.ndarray]:
 
 
 def batches(label_dtype: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return batches of 32 random samples that a linear map sorts into classes."""
+    """Return batches of 32 random samples with the classes of a linear map."""
     generator = np.random.default_rng(2)
     teacher = generator.normal(size=(FEATURES, CLASSES))
     inputs = generator.normal(size=(BATCHES, 32, FEATURES)).astype(np.float32)
@@ -223,7 +223,7 @@ def train_mindspore(optimizer: Optimizer, rate: float) -> Result:
     from mindspore import Tensor, nn, ops
 
     class CorrectedRate(nn.learning_rate_schedule.LearningRateSchedule):
-        """A rate times Adam's bias correction."""
+        """A rate multiplied by Adam's bias correction."""
 
         def __init__(self, rate: float, beta1: float = 0.9, beta2: float = 0.999) -> None:
             super().__init__()
@@ -234,7 +234,7 @@ def train_mindspore(optimizer: Optimizer, rate: float) -> Result:
             return self.rate * ops.sqrt(-ops.expm1(t * self.log2)) / -ops.expm1(t * self.log1)
 
     class CorrectedDecay(nn.Cell):
-        """A weight decay divided by it."""
+        """A weight decay divided by Adam's bias correction."""
 
         def __init__(self, decay: float) -> None:
             super().__init__()
@@ -273,7 +273,7 @@ def train_mindspore(optimizer: Optimizer, rate: float) -> Result:
 
 
 def short(value: float) -> str:
-    """Return one digit and the power of ten."""
+    """Format a number with one digit and the power of ten."""
     return f"{value:.0e}".replace("e-0", "e-").replace("e+00", "")
 
 
@@ -296,7 +296,7 @@ def row(rate: float, torch_optimizer: Optimizer, mindspore_optimizer: Optimizer)
 
 
 def main() -> None:
-    """Print the tables as they are measured."""
+    """Print each row when it is measured."""
 
     def say(line: str = "") -> None:
         print(line, flush=True)

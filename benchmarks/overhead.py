@@ -1,10 +1,10 @@
-"""Measure what a training loop and its callbacks add to a hand-written loop that does the same.
+"""Measure the cost of training loops and their callbacks, compared with an equivalent hand-written loop.
 
-The same work on the same batches from the same weights, through dualtrain and through its peers, in one
-run: each loop has a process of its own, one of which works at a time, and every measurement stands between
-two of the hand-written loop in the same process. Figures are medians over the rounds of the differences
-to the mean of these two, so that what else the machine does mostly cancels. Trained weights are compared:
-a loop that trains otherwise is marked.
+dualtrain and other trainers do the same work on the same batches from the same weights. Each loop runs in a
+separate process, one at a time, and every measurement is made between two measurements of the hand-written
+loop in the same process. Figures are medians over the rounds of the differences from the mean of these two,
+so that disturbances by other programs mostly cancel. Trained weights are compared: loops with different
+results are marked.
 
     make bench
     make bench ARGS="--workloads W0 --loops dualtrain,ignite --rounds 3"
@@ -91,7 +91,7 @@ def main() -> None:
             report(samples, about(options, started, load), options)
             print(f"round {round_ + 1} of {options.rounds}, {time.time() - started:.0f} s", file=sys.stderr)
     except KeyboardInterrupt:
-        print("Broken off.", file=sys.stderr)
+        print("Interrupted.", file=sys.stderr)
     finally:
         for worker in workers:
             worker.stop()
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def report(samples: dict[str, Any], about: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Return everything, and write it, so that a run that is broken off leaves what it has."""
+    """Return and write all results so far, so that an interrupted run keeps them."""
     result = {"about": about, "samples": samples, "summary": summary(samples)}
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "overhead.json").write_text(json.dumps(result, indent=1) + "\n")
@@ -121,18 +121,18 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--engines", **names(ENGINES))
     parser.add_argument("--loops", **names(every_loop))
     parser.add_argument("--conditions", **names(CONDITIONS))
-    parser.add_argument("--rounds", type=int, default=7, help="beside one to warm up")
-    parser.add_argument("--steps", type=float, default=1.0, help="times the steps of a measurement")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds, after one warm-up round")
+    parser.add_argument("--steps", type=float, default=1.0, help="factor for the steps of a measurement")
     clocks = "; ".join(f"{name}: {words}" for name, words in CLOCKS.items())
     parser.add_argument(
-        "--clock", choices=CLOCKS, default="cpu", help=f"for the table and the picture; {clocks}"
+        "--clock", choices=CLOCKS, default="cpu", help=f"clock of the table and the picture; {clocks}"
     )
-    parser.add_argument("--out", type=Path, default=Path("out/overhead"), help="a folder")
+    parser.add_argument("--out", type=Path, default=Path("out/overhead"), help="output folder")
     return parser.parse_args()
 
 
 def names(known: Any) -> Any:
-    """Return what makes an option take some of the names known, with commas between them."""
+    """Return a parser of an option with comma-separated names."""
 
     def split(text: str) -> list[str]:
         found = text.split(",")
@@ -145,7 +145,7 @@ def names(known: Any) -> Any:
 
 
 class Worker:
-    """A process that runs one loop, and the hand-written one, when told to."""
+    """A process that runs one loop, and the hand-written loop, on request."""
 
     def __init__(self, engine: str, loop: str) -> None:
         self.name = f"{engine}/{loop}"
@@ -238,7 +238,7 @@ def serve(connection: Any, engine: str, loop: str) -> None:
 
 
 def quiet(path: Path) -> None:
-    """Send what frameworks print to a file."""
+    """Redirect the output of frameworks to a file."""
     with path.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -253,7 +253,7 @@ def load(engine: str) -> Any:
 
 
 def run(module: Any, loop: str, workload: str, condition: Any, steps: tuple[int, int], log: Path) -> Any:
-    """Train once; return microseconds a step and the trained weights in short."""
+    """Train once; return the microseconds per step and a digest of the trained weights."""
     work = module.work(workload)
     data = TimedBatches(work.batches, *steps)
     gc.collect()
@@ -267,14 +267,14 @@ def run(module: Any, loop: str, workload: str, condition: Any, steps: tuple[int,
 
 
 def digest(work: Any) -> str:
-    """Return a text that tells different weights apart."""
+    """Return a digest of the weights."""
     import hashlib
 
     return hashlib.sha256(b"".join(array.tobytes() for array in work.weights())).hexdigest()
 
 
 def summary(samples: dict[str, Any]) -> dict[str, Any]:
-    """Return workload -> loop -> condition -> what it adds, in microseconds and in percent."""
+    """Return workload -> loop -> condition -> added cost, in microseconds and in percent."""
     return {
         workload: {
             loop: {condition: add_up(kept) for condition, kept in by_condition.items()}
@@ -299,7 +299,7 @@ def add_up(kept: Any) -> dict[str, Any]:
 
 
 def spread(values: list[float]) -> list[float]:
-    """Return the median, and half of the distance between the quartiles."""
+    """Return the median, and half the distance between the quartiles."""
     if len(values) == 1:
         return [values[0], 0.0]
     low, _, high = quantiles(values, n=4, method="inclusive")
@@ -370,7 +370,7 @@ def sentence(about: dict[str, Any]) -> str:
 
 
 def draw(summary: dict[str, Any], options: argparse.Namespace) -> None:
-    """Draw what the conditions add, a panel for each workload."""
+    """Draw the cost of the conditions, with one panel per workload."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,9 +1,9 @@
-"""Measure how many epochs a search needs to find what a grid finds, and print Markdown tables.
+"""Measure the number of epochs until a search reaches a grid's best accuracy, and print Markdown tables.
 
-The Vision Transformer of examples/digits_vit is trained on scikit-learn's digits with PyTorch, and its
-learning rate, weight decay and depth are searched: by a grid, and with the grid's number of epochs by
-Optuna's TPE sampler, with and without pruning by OptunaCallback. A seed decides initial weights,
-shuffling, the order of the grid and the sampler.
+The Vision Transformer of examples/digits_vit is trained on scikit-learn's digits with PyTorch. Its learning
+rate, weight decay and depth are searched by a grid, and with the same number of epochs by Optuna's TPE
+sampler, with and without pruning by OptunaCallback. The seed determines initial weights, shuffling, the
+order of the grid and the sampler.
 
     python benchmarks/search_quality.py
 """
@@ -44,7 +44,7 @@ BUDGET = EPOCHS * int(np.prod([len(values) for values in GRID.values()]))
 
 
 def grid(seed: int) -> optuna.Study:
-    """Return a study of the grid, in an order of its own."""
+    """Return a study of the grid, in the seed's order."""
     return optuna.create_study(
         direction="maximize", sampler=GridSampler(GRID, seed=seed), pruner=NopPruner()
     )
@@ -81,7 +81,7 @@ def objective(trial: optuna.Trial, seed: int) -> float:
 
 
 def accuracies(study: optuna.Study) -> list[float]:
-    """Return the accuracy of every epoch of a study, trial after trial, as far as the budget goes."""
+    """Return the accuracy of every epoch of a study, trial by trial, within the budget."""
     return [value for trial in study.trials for _, value in sorted(trial.intermediate_values.items())][
         :BUDGET
     ]
@@ -96,18 +96,18 @@ def run(search: Callable[[int], optuna.Study], seed: int) -> optuna.Study:
 
 
 def reached(study: optuna.Study, target: float) -> int | None:
-    """Return after how many epochs a study has reached an accuracy; None: not within the budget."""
+    """Return the number of epochs until a study reached an accuracy; None: not within the budget."""
     best = accumulate(accuracies(study), max)
     return next((epoch for epoch, value in enumerate(best, 1) if value >= target), None)
 
 
 def spread(values: Sequence[float], form: str) -> str:
-    """Return median, least and largest."""
+    """Return median, minimum and maximum."""
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 def tables(studies: dict[str, list[optuna.Study]]) -> Iterator[str]:
-    """Give the lines of both tables."""
+    """Yield the lines of both tables."""
     targets = [max(accuracies(study)) for study in studies["grid"]]
     yield f"Budget: {BUDGET} epochs for each search. Epochs to the grid's best accuracy:"
     yield ""
@@ -120,7 +120,7 @@ def tables(studies: dict[str, list[optuna.Study]]) -> Iterator[str]:
     yield row("search", "epochs to the grid's best", "accuracy at the end", "trials", "of them pruned")
     yield "|---" * 5 + "|"
     for name, found in studies.items():
-        # Where it is not reached, it would have taken more than the budget.
+        # If it is not reached, it counts as one more than the budget.
         epochs = [reached(s, target) or BUDGET + 1 for s, target in zip(found, targets, strict=True)]
         missed = sum(number > BUDGET for number in epochs)
         yield row(

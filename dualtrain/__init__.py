@@ -4,7 +4,7 @@
 >>> model = dt.Model(network, loss_fn, optimizer, metrics={"acc"})      # doctest: +SKIP
 >>> model.fit(5, train_data, valid_data, callbacks=[dt.callbacks.StepLogger()])  # doctest: +SKIP
 
-Importing this package imports no framework; each public name is loaded on first use.
+Importing this package does not import a framework; each public name is loaded on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Import what is needed when it is needed, or say what to install."""
+"""Import modules on first use, with a clear error for a missing optional package."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def require(module: str, *, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not (module + ".").startswith(error.name + "."):
-            raise  # installed, but something that it imports is missing
+            raise  # installed, but one of its own imports is missing
         raise MissingDependencyError(
             f"{module} is needed here and is not installed: pip install 'dualtrain[{extra}]'",
             name=error.name,
@@ -35,8 +35,8 @@ def require(module: str, *, extra: str) -> ModuleType:
 def loaded(target: str) -> Any:
     """Return ``module:attribute`` if the module has been imported already, else None.
 
-    An object can only be of a framework's type if the framework is loaded, so probing
-    never needs to import one.
+    An object can only have a type of a framework that is already imported, so type checks
+    never need to import one.
     """
     module, _, attribute = target.partition(":")
     return getattr(sys.modules.get(module), attribute, None)
@@ -52,7 +52,7 @@ def resolve(target: str) -> Any:
 def lazy_exports(
     package: str, table: dict[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Make a package's ``__getattr__``, ``__dir__`` and ``__all__`` from one table.
+    """Create a package's ``__getattr__``, ``__dir__`` and ``__all__`` from one table.
 
     Args:
         package: The package's ``__name__``.

@@ -168,14 +168,9 @@ class EventBus(Dispatch):
             emitter = self._emitters.get(event)
             if emitter is not None and capability not in capabilities:
                 owners = ", ".join(_name(owner) for owner, _ in emitter.calls)
-                if capability is not Capability.CHECKPOINT_EVENTS:
-                    raise CapabilityError(
-                        f"{event} of {owners} would never be called: {mode} has no {capability}; "
-                        f"remove the method, or run in a mode that has it."
-                    )
-                warnings.warn(
-                    f"{event} of {owners} will not be called: {mode} has no {capability}.",
-                    stacklevel=2,
+                raise CapabilityError(
+                    f"{event} of {owners} would never be called: {mode} has no {capability}; "
+                    f"remove the method, or run in a mode that has it."
                 )
 
     def emit_to_each(

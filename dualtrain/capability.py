@@ -59,9 +59,6 @@ class Capability(str, Enum):
     """Several threads of a process can train at once, each with a Model of its own. Absent in
     MindSpore, which crashes or hangs then."""
 
-    CHECKPOINT_EVENTS = "checkpoint_events"
-    """``on_checkpoint_save`` and ``on_checkpoint_load`` fire."""
-
     def __str__(self) -> str:
         return self.value
 
@@ -71,8 +68,6 @@ EVENT_CAPABILITY: dict[Event, Capability] = {
     Event.GRADIENTS_READY: Capability.GRADIENT_EVENTS,
     Event.BEFORE_OPTIMIZER_STEP: Capability.GRADIENT_EVENTS,
     Event.AFTER_OPTIMIZER_STEP: Capability.GRADIENT_EVENTS,
-    Event.CHECKPOINT_SAVE: Capability.CHECKPOINT_EVENTS,
-    Event.CHECKPOINT_LOAD: Capability.CHECKPOINT_EVENTS,
 }
 """The capability that an extension event comes with."""
 
@@ -86,7 +81,6 @@ STEP_CAPABILITIES: frozenset[Capability] = frozenset(
         Capability.CALLBACK_TIMES,
         Capability.PROBING,
         Capability.MANUAL_OPTIMIZATION,
-        Capability.CHECKPOINT_EVENTS,
     }
 )
 """Capabilities that a run has only through its step or its event bus, not by its framework alone."""

@@ -22,11 +22,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; None: those of the process.
 
     Returns:
-        The exit status: 0, 1 when a log cannot be read or drawn (with a sentence on stderr) or when
-        ``doctor`` finds something wrong; 2 for wrong usage comes from argparse.
+        The exit status: 0; 1 if a log cannot be read or drawn (with a message on stderr) or if
+        ``doctor`` finds a problem. Wrong usage exits with 2, from argparse.
     """
     parser = argparse.ArgumentParser(
-        prog="dualtrain", description="Look at training logs, and at the installation."
+        prog="dualtrain", description="Show and plot training logs, and check the installation."
     )
     parser.add_argument("--version", action="version", version=f"dualtrain {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -35,15 +35,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     plot = commands.add_parser(
         "plot",
         help="draw one or more logs as a picture",
-        description="Logs of several runs are compared, a line each. The logs of one run's monitors "
-        "become one picture of its health, and another of its attention: FILE.attention.png.",
+        description="Logs of several runs are compared, one line per run. The logs of one run's monitors "
+        "are drawn as one picture of its curves, and one of its attention: FILE.attention.png.",
     )
     plot.add_argument("logs", metavar="LOG", nargs="+")
     plot.add_argument("-o", "--output", metavar="FILE.png", default="dualtrain.png")
-    doctor = commands.add_parser("doctor", help="say what is installed, which devices work, what is wrong")
+    doctor = commands.add_parser("doctor", help="check packages and devices, and report problems")
     doctor.add_argument("--json", action="store_true", help="print facts and findings as JSON")
     doctor.add_argument(
-        "--timeout", metavar="SECONDS", type=float, default=120.0, help="for a framework to answer (120)"
+        "--timeout", metavar="SECONDS", type=float, default=120.0, help="limit for each framework (120)"
     )
     arguments = parser.parse_args(argv)
     if arguments.command == "doctor":
@@ -71,7 +71,7 @@ def _doctor(timeout: float, as_json: bool) -> int:
 
 
 def _pictures(logs: Sequence[Log], output: Path) -> Iterator[Path]:
-    """Draw logs: one picture of their values, and one for each that has arrays."""
+    """Draw one picture of the logs' values, and one picture for each log with arrays."""
     if _of_one_monitored_run(logs):
         from dualtrain.logs.monitor_plot import plot_monitor
 
@@ -90,7 +90,7 @@ def _pictures(logs: Sequence[Log], output: Path) -> Iterator[Path]:
 
 
 def _of_one_monitored_run(logs: Sequence[Log]) -> bool:
-    """Tell whether these are a monitor's log, perhaps beside others that log other things of its run."""
+    """Return whether these are logs of one run: a monitor's, perhaps with logs of other values."""
     names = [set(log.names) - {"global_step"} for log in logs]
     return len(set().union(*names)) == sum(map(len, names)) and any(
         {"attention", "parameters"} & own for own in names
@@ -135,7 +135,7 @@ def _columns(log: Log, mode: str, heading: str) -> list[str]:
 
 
 def _table(tables: Sequence[Any]) -> list[str]:
-    """Summarise the numbers in a table by the means over its rows."""
+    """Summarise the numbers of a table by their means over its rows."""
     rows = [[row for row in table if isinstance(row, dict)] for table in tables if isinstance(table, tuple)]
     lines = []
     for name in dict.fromkeys(name for table in rows for row in table for name in row):
@@ -148,6 +148,6 @@ def _row(name: str, values: Sequence[object]) -> list[str]:
     numbers = [v for v in values if isinstance(v, (int, float))]
     if not numbers:
         return []
-    ordered = [v for v in numbers if v == v] or numbers  # NaN has no place in an order
+    ordered = [v for v in numbers if v == v] or numbers  # NaN cannot be ordered
     shown = (numbers[0], numbers[-1], min(ordered), max(ordered))
     return [f"{name:<{_WIDTH}}" + "".join(f"{number:>14.6g}" for number in shown)]

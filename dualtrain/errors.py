@@ -1,39 +1,39 @@
-"""The errors dualtrain raises, each also of the builtin kind that a caller would catch."""
+"""The errors that dualtrain raises; each is also a subclass of the matching builtin error."""
 
 from __future__ import annotations
 
 
 class DualTrainError(Exception):
-    """The parent of every error that dualtrain raises itself."""
+    """The base class of all errors of dualtrain."""
 
 
 class ArgumentTypeError(DualTrainError, TypeError):
-    """An argument is of the wrong kind."""
+    """An argument has the wrong type."""
 
 
 class ArgumentValueError(DualTrainError, ValueError):
-    """An argument is of the right kind, with a value that cannot be used."""
+    """An argument has the right type and an invalid value."""
 
 
 class UnknownEventError(DualTrainError, ValueError):
-    """A callback has an ``on_*`` method that names no event and would never be called."""
+    """A callback has an ``on_*`` method that is not an event and would never be called."""
 
 
 class CapabilityError(DualTrainError, RuntimeError):
-    """A callback needs something that this engine, in this mode, does not have."""
+    """A callback needs a capability that this engine, in this mode, does not have."""
 
 
 class MissingDependencyError(DualTrainError, ImportError):
-    """A package that is needed here is not installed."""
+    """A required package is not installed."""
 
 
 class LogInUseError(DualTrainError, OSError):
-    """Another live run is writing the log file that was asked for."""
+    """Another run is writing the requested log file."""
 
 
 class NonFiniteError(DualTrainError, FloatingPointError):
-    """A loss or gradients that are NaN or infinite, in a run that was asked to end by an error then."""
+    """The loss or the gradients are NaN or infinite, in a run with ``NanGuard("raise")``."""
 
 
 class RunStateError(DualTrainError, RuntimeError):
-    """Something was asked for at a moment when it cannot be had."""
+    """An operation or value is not available in the current state of the run."""

@@ -1,4 +1,4 @@
-"""The lifecycle events, the other names people write for them, and when each one fires.
+"""The lifecycle events, their aliases, and their order.
 
 Training with ``fit`` (``train`` is the same without the evaluation)::
 
@@ -10,26 +10,26 @@ Training with ``fit`` (``train`` is the same without the evaluation)::
            on_gradients_ready                                once per update: unscaled, not yet clipped
            on_before_optimizer_step                          once per update: clipped
            [update]
-           on_after_optimizer_step                           once per update: skipped or not is known
+           on_after_optimizer_step                           once per update: step_skipped is known
         on_train_step_end                                    once per batch
-        (evaluation, when it is due for this epoch)
+        (evaluation, if due in this epoch)
         on_eval_begin
           on_eval_epoch_begin
             on_eval_step_begin
                [forward]
             on_eval_step_end                                 once per batch
           on_eval_epoch_end
-        on_eval_end                                          metrics are known
-      on_train_epoch_end                                     metrics still readable
+        on_eval_end                                          metrics are available
+      on_train_epoch_end                                     metrics are still available
     on_train_end
 
-The four events around the gradients are there on PyTorch and in MindSpore's PYNATIVE mode; in
-GRAPH mode no Python runs inside a step, and a callback that has one of them is refused.
+The four gradient events exist on PyTorch and in MindSpore's PYNATIVE mode; in GRAPH mode no Python
+runs inside a step, and a callback with one of them is refused.
 
-``eval`` alone fires the six ``on_eval_*`` events. What each way of ending leaves out:
+``eval`` alone fires the six ``on_eval_*`` events. The final events depend on the end of the run:
 
 =================================  ==================================================
-the run ends by                    events that follow
+the run ends by                    final events
 =================================  ==================================================
 its last epoch                     on_train_end, on_teardown
 ``request_stop`` at a step         (evaluation), on_train_epoch_end, on_train_end,
@@ -46,9 +46,9 @@ from enum import Enum
 
 
 class Event(str, Enum):
-    """A point in a run that callbacks can listen to; its value is the method's name.
+    """An event of a run; its value is the name of the callback method.
 
-    The first twelve are MindSpore's, in MindSpore's order. The others are dualtrain's own.
+    The first twelve are MindSpore's, in MindSpore's order. The others are specific to dualtrain.
     """
 
     TRAIN_BEGIN = "on_train_begin"
@@ -67,8 +67,6 @@ class Event(str, Enum):
     GRADIENTS_READY = "on_gradients_ready"
     BEFORE_OPTIMIZER_STEP = "on_before_optimizer_step"
     AFTER_OPTIMIZER_STEP = "on_after_optimizer_step"
-    CHECKPOINT_SAVE = "on_checkpoint_save"
-    CHECKPOINT_LOAD = "on_checkpoint_load"
     EXCEPTION = "on_exception"
     TEARDOWN = "on_teardown"
 
@@ -77,15 +75,14 @@ class Event(str, Enum):
 
 
 LIFECYCLE = tuple(Event)[:12]
-"""The twelve events that MindSpore itself has."""
+"""The twelve events of MindSpore."""
 
 ALIASES: dict[str, tuple[Event, ...]] = {
-    # Tutorials write these; MindSpore never calls them. They mean the training event.
+    # Names used in tutorials, which MindSpore itself never calls: the training events.
     "on_step_begin": (Event.TRAIN_STEP_BEGIN,),
     "on_step_end": (Event.TRAIN_STEP_END,),
     "on_epoch_begin": (Event.TRAIN_EPOCH_BEGIN,),
     "on_epoch_end": (Event.TRAIN_EPOCH_END,),
-    "on_save": (Event.CHECKPOINT_SAVE,),
     # MindSpore's older names, which it calls in training and in evaluation.
     "begin": (Event.TRAIN_BEGIN, Event.EVAL_BEGIN),
     "epoch_begin": (Event.TRAIN_EPOCH_BEGIN, Event.EVAL_EPOCH_BEGIN),
@@ -94,4 +91,4 @@ ALIASES: dict[str, tuple[Event, ...]] = {
     "epoch_end": (Event.TRAIN_EPOCH_END, Event.EVAL_EPOCH_END),
     "end": (Event.TRAIN_END, Event.EVAL_END),
 }
-"""Other names for events; where a callback has both, the event's own name wins."""
+"""Alias -> events; if a callback has both, the event's own name takes precedence."""

@@ -1,4 +1,4 @@
-"""Watch one number over time: is it better, and has it stopped getting better?"""
+"""Track a metric's best value and the observations without improvement."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SYNONYMS = {"accuracy": "acc"}
 
 
 def find_metric(name: str, results: Mapping[str, Any]) -> Any:
-    """Return the evaluation result that ``name`` means.
+    """Return the evaluation result of a name.
 
-    ``val_x``, ``eval_x`` and ``x`` are one metric, and so are ``acc`` and ``accuracy``.
-    The exact spelling wins if it is there.
+    ``val_x``, ``eval_x`` and ``x`` are the same metric, and so are ``acc`` and ``accuracy``.
+    An exact match takes precedence.
 
     Raises:
-        KeyError: There is no such result; the message lists those there are.
+        KeyError: There is no such result; the message lists the available ones.
     """
     if name in results:
         return results[name]
@@ -39,12 +39,12 @@ class Monitor:
     """Keep the best value of a metric and count the observations without improvement.
 
     Args:
-        name: The metric's name; decides the mode if none is given.
+        name: The metric's name; determines the mode if ``mode`` is None.
         mode: ``"min"`` or ``"max"``. None: ``"min"`` for names containing ``loss``, ``error``,
             ``mae``, ``mse`` or ``perplexity``, otherwise ``"max"``.
-        min_delta: A value is better only if it beats the best by more than this.
+        min_delta: A value is an improvement only if it exceeds the best by more than this.
         patience: Observations without improvement after which the monitor is exhausted;
-            0 means at the first.
+            0 means after the first.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Monitor:
         self.min_delta = min_delta
         self.patience = patience
         self.best: float | None = None
-        """The best finite value so far; None before there is one."""
+        """The best finite value so far; None before the first."""
         self.waited = 0
         """Observations since the last improvement."""
 
@@ -74,7 +74,7 @@ class Monitor:
         return "min" if any(word in lower for word in falls) else "max"
 
     def improved(self, value: float) -> bool:
-        """Observe a value and tell whether it is the best so far.
+        """Observe a value and return whether it is an improvement.
 
         NaN and infinities are never an improvement.
         """
@@ -91,9 +91,9 @@ class Monitor:
 
     @property
     def exhausted(self) -> bool:
-        """Whether ``patience`` observations in a row have brought no improvement."""
+        """Whether the last ``patience`` observations were no improvement."""
         return self.waited >= max(self.patience, 1)
 
     def reset(self) -> None:
-        """Forget everything observed."""
+        """Clear all observations."""
         self.best, self.waited = None, 0

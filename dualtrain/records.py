@@ -1,4 +1,4 @@
-"""One row of a log, to and from one line of strict JSON, and the names of a log's files."""
+"""A log record, its conversion from and to a line of strict JSON, and the names of a log's files."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 from dualtrain.errors import ArgumentValueError
 
 SCHEMA_VERSION = 1
-_to_json = json.JSONEncoder(allow_nan=False).encode  # json.dumps would make an encoder for each line
+_to_json = json.JSONEncoder(allow_nan=False).encode  # json.dumps would create an encoder per line
 _OWN_FIELDS = ("step", "epoch", "mode", "timestamp", "nonfinite")
 
 
 @dataclass(frozen=True)
 class Record:
-    """Numbers of one step, as plain Python values that nobody mutates.
+    """Values of one step, as plain immutable Python values.
 
     Attributes:
         step: Batches so far, from 1.
-        epoch: From 1; None in a lone evaluation.
+        epoch: From 1; None in a separate evaluation.
         mode: ``"train"`` or ``"eval"``.
         time: Unix time in seconds.
         values: Name -> float, integer, tuple of floats (one per parameter group) or None; or a tuple of
             texts, or of mappings of such values (one per layer, say). Lists come back as tuples.
-        arrays: Name -> numpy array, for what is too large for a line. They are no part of the
-            line and of comparisons; a sink that keeps them has them in files of their own.
+        arrays: Name -> numpy array, for large values. They are not part of the line or of
+            comparisons; sinks may save them in separate files.
     """
 
     step: int
@@ -42,7 +42,7 @@ class Record:
         """Return the record as one line of strict JSON, without the newline.
 
         Numbers keep their full precision. JSON has no NaN and no infinities: they become
-        null, and a ``nonfinite`` object says which it was. ``mode`` is left out in training.
+        null, and a ``nonfinite`` object stores their values. ``mode`` is omitted in training.
         """
         row: dict[str, Any] = {"step": self.step, "epoch": self.epoch}
         if self.mode != "train":
@@ -61,10 +61,10 @@ class Record:
 
     @classmethod
     def from_json(cls, line: str) -> Record:
-        """Read a record back from its line, NaN and infinities included.
+        """Read a record from its line, including NaN and infinities.
 
         Raises:
-            ArgumentValueError: The line is not a whole JSON object with a ``step``.
+            ArgumentValueError: The line is not a complete JSON object with a ``step``.
         """
         try:
             row = json.loads(line)
@@ -85,7 +85,7 @@ class Record:
 
 
 def _strict(path: str, value: Any, nonfinite: dict[str, str]) -> Any:
-    """Return the value with null for what JSON does not have, which is noted under its path."""
+    """Return the value with null for non-finite numbers, which are recorded under their paths."""
     if isinstance(value, dict):
         return {key: _strict(f"{path}.{key}", item, nonfinite) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -96,31 +96,31 @@ def _strict(path: str, value: Any, nonfinite: dict[str, str]) -> Any:
     return value
 
 
-# The files of a log: ``train_log.jsonl`` is the one whose name was given.
+# The files of a log with the name ``train_log.jsonl``.
 
 
 def of_rank(path: Path, rank: int) -> Path:
-    """Return the log of a rank: ``train_log.rank1.jsonl``; rank 0 has the name that was given."""
+    """Return the log of a rank: ``train_log.rank1.jsonl``; rank 0 has the given name."""
     return path if rank == 0 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
 
 
 def ranks_of(path: Path) -> dict[int, Path]:
-    """Return the logs that there are, by rank, in order."""
+    """Return the existing logs by rank, in order."""
     return ({0: path} if path.exists() else {}) | _numbered(path, "rank")
 
 
 def part_of(path: Path, number: int) -> Path:
-    """Return what a log that grew too large is renamed to: ``train_log.part1.jsonl``."""
+    """Return the name of a full part of a log: ``train_log.part1.jsonl``."""
     return path.with_name(f"{path.stem}.part{number}{path.suffix}")
 
 
 def parts_of(path: Path) -> dict[int, Path]:
-    """Return the parts of a log that there are beside the one being written, by number, in order."""
+    """Return the existing full parts of a log by number, in order."""
     return _numbered(path, "part")
 
 
 def sidecar_of(path: Path) -> Path:
-    """Return where the run information of a log is kept: ``train_log.jsonl.meta.json``."""
+    """Return the file of a log's run information: ``train_log.jsonl.meta.json``."""
     return path.with_name(path.name + ".meta.json")
 
 
@@ -140,7 +140,10 @@ def _numbered(path: Path, word: str) -> dict[int, Path]:
 
 
 def _restore(container: Any, path: str, value: float) -> bool:
-    """Put a value where ``_strict`` has noted it; names may have dots, and tell whether it was found."""
+    """Restore a value at the path recorded by ``_strict``, and return whether it was found.
+
+    Names may contain dots, so every prefix of the path is tried.
+    """
     items = enumerate(container) if isinstance(container, list) else container.items()
     named = {str(name): name for name, _ in items}
     if path in named:

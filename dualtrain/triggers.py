@@ -1,4 +1,4 @@
-"""When something is due: pure decisions from the step and the time."""
+"""Intervals in steps or seconds."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 
 
 class Every:
-    """Due whenever at least so many steps or seconds have passed since the last time.
+    """A trigger that is due after an interval of steps or seconds.
 
-    Give exactly one of the two. The step is compared with the last multiple, so
-    ``steps=10`` is due at 10, 20, 30; where steps come in chunks (data sunk to the device)
-    it is due at the first step at least 10 after the last one, and never skipped.
+    Exactly one of the two is required. Steps are counted from multiples of the interval, so
+    ``steps=10`` is due at 10, 20, 30; if steps advance in chunks (data sinking) it is due at the
+    first step at least 10 after the last one, and never skipped.
 
     Args:
-        steps: Steps between two times.
-        seconds: Seconds between two times.
-        clock: Where seconds come from; monotonic.
+        steps: Interval in steps.
+        seconds: Interval in seconds.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Every:
         self.reset()
 
     def reset(self, *, step: int = 0) -> None:
-        """Start counting anew, as if the last time had been due by then."""
+        """Restart the interval at a step or, with seconds, now."""
         if self.seconds is not None:
             self._last: float = self._clock()
         else:
@@ -53,12 +53,12 @@ class Every:
 
     @property
     def next_step(self) -> float:
-        """The first step at which it is due, if it goes by steps; before it there is no need to ask."""
+        """The next step at which a trigger in steps is due."""
         assert self.steps is not None
         return self._last + self.steps
 
     def due(self, *, step: int = 0) -> bool:
-        """Tell whether it is time; if so, count from here."""
+        """Return whether the interval is over; if so, start the next one."""
         if self.seconds is not None:
             now, interval = self._clock(), self.seconds
         else:

@@ -1,7 +1,7 @@
-"""Train a GAN on 8x8 digits: two optimizers in a loop of its own, under the usual callbacks.
+"""Train a GAN on 8x8 digits: two optimizers in a hand-written loop, with the usual callbacks.
 
-The discriminator is updated at every step, the generator at every second one. Writes a log and a
-picture, and prints how near the generated digits have come to real ones.
+The discriminator is updated at every step, the generator at every second step. Writes a log and a
+picture, and prints the similarity of generated and real digits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TEST_SIZE = 297  # of 1797 digits
 
 
 class GAN(nn.Module):
-    """A generator of images, 64 pixels from -1 to 1, and a discriminator that scores how real one is."""
+    """A generator of images, 64 pixels from -1 to 1, and a discriminator of real and generated images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class GAN(nn.Module):
 
 
 def train(run: dt.Run, network: GAN, optimizers: dict[str, Any], batches: DataLoader) -> None:
-    """Update the two networks in turn; the discriminator's loss is the run's."""
+    """Update the two networks alternately; the discriminator's loss is the run's loss."""
     for _epoch in run.epochs():
         for (real,) in run.batches(batches):
             fake = network.sample(len(real))

@@ -1,7 +1,7 @@
-"""REINFORCE in a corridor: a step of the run is an episode, and there is no loader.
+"""REINFORCE in a corridor: each step of the run is an episode, without a data loader.
 
 The walker starts at the left end and leaves at the right end. Each move costs 1, so the best return is
-minus the corridor's length. Prints how many moves an episode takes before and after the training.
+minus the corridor's length. Prints the number of moves per episode before and after the training.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RECENT = 20  # episodes that the solution is judged by
 
 
 class Policy(nn.Module):
-    """A table: for each cell the logits of a move to the left and of a move to the right."""
+    """A table of logits: for each cell, of a move to the left and of a move to the right."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Policy(nn.Module):
 
 
 def train(run: dt.Run, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-    """Play and update until the recent episodes hardly take more moves than the corridor has cells."""
+    """Play and update until the recent episodes are almost as short as the corridor."""
     recent: deque[int] = deque(maxlen=RECENT)
     baseline = 0.0
     while not run.context.get_stop_requested():

@@ -1,5 +1,4 @@
-"""The training loops that overhead.py measures: one module per framework, which is imported in a process
-of its own."""
+"""The training loops of overhead.py: one module per framework, imported in a separate process."""
 
 import sys
 from pathlib import Path

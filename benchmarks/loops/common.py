@@ -1,4 +1,4 @@
-"""What every loop is given: a condition, a data set that keeps the time, and a file for rows."""
+"""Shared parts of all loops: conditions, batches that measure the time, and a file for rows."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Condition:
-    """What a run is given to do beside training.
+    """Additional work of a run.
 
     Attributes:
-        name: For the command line and tables.
-        words: What it is.
-        callbacks: How many callbacks that do nothing.
+        name: The name for the command line and tables.
+        words: A description.
+        callbacks: The number of callbacks that do nothing.
         listening: Whether these override every event.
-        log_interval: Write loss and learning rate every so many steps; 0: never.
-        norm: Write the global gradient norm of each of these steps too.
-        monitor: Watch the network with dualtrain's TransformerMonitor.
+        log_interval: Steps between two rows of loss and learning rate; 0: none.
+        norm: Whether rows also have the global gradient norm.
+        monitor: Whether dualtrain's TransformerMonitor is used.
     """
 
     name: str
@@ -48,7 +48,7 @@ CONDITIONS = {
 
 
 class NotApplicable(Exception):
-    """A loop has no such thing as the condition asks for; the message says why."""
+    """A loop does not support a condition; the message has the reason."""
 
 
 CLOCKS = {
@@ -63,17 +63,17 @@ BLOCKS = 20
 
 
 class TimedBatches:
-    """Batches for one epoch, which note the time when certain ones are asked for.
+    """Batches for one epoch that record the time at the requests for certain batches.
 
-    Every loop has to ask for the next batch, so none needs a hook, and what it does before and after
-    the epoch stays outside. Some loops look at the data first: a new iterator starts the clocks anew.
-    One more batch ends the epoch, since some loops stop by count.
+    Every loop requests the next batch, so hooks are not needed, and work before and after the epoch is
+    excluded. Some loops inspect the data first, so a new iterator restarts the clocks. One more batch ends
+    the epoch, since some loops stop by count.
 
     Args:
-        batches: The batches, given out in turn.
+        batches: The batches, in rotation.
         warm: Steps before the clocks start.
         steps: Steps to measure.
-        block: Steps between two looks at the clocks; None: as many as make ``BLOCKS`` blocks.
+        block: Steps between two reads of the clocks; None: as needed for ``BLOCKS`` blocks.
     """
 
     def __init__(self, batches: list[Any], warm: int, steps: int, *, block: int | None = None) -> None:
@@ -97,7 +97,7 @@ class TimedBatches:
         yield next(batches)
 
     def blocks(self) -> list[float]:
-        """Return how many seconds each block has worked, on all threads."""
+        """Return the CPU seconds of each block, on all threads."""
         return [after[1] - before[1] for before, after in pairwise(self._times)]
 
     def microseconds(self) -> dict[str, float]:
@@ -113,7 +113,7 @@ class TimedBatches:
 
 
 class Rows:
-    """What a user writes by hand: a JSON line per row, in the file as soon as it is written."""
+    """A hand-written log: one JSON line per row, written immediately."""
 
     def __init__(self, path: Path, interval: int) -> None:
         self._file = path.open("w", buffering=1)
@@ -134,8 +134,8 @@ def silent(base: type, condition: Condition, event: Callable[[str], bool] | None
 
     Args:
         base: The callback class.
-        condition: How many, and whether they override the events.
-        event: Tells the name of an event from others; None: whatever begins with ``on_``.
+        condition: Their number, and whether they override the events.
+        event: Returns whether a name is an event; None: all names with the prefix ``on_``.
     """
     kind = base
     if condition.listening:

@@ -11,7 +11,7 @@ from loops.common import Condition, NotApplicable, silent
 
 
 class LogNorm(dt.Callback):
-    """Put the gradient norm of every step into the logger's row."""
+    """Log the gradient norm of every step."""
 
     needs = frozenset({Capability.GRAD_NORM})
 
@@ -20,7 +20,7 @@ class LogNorm(dt.Callback):
 
 
 def callbacks(condition: Condition, log: Path, *, attention_interval: int = 50) -> list[Any]:
-    """Return what a user passes to ``train``."""
+    """Return the callback list of a condition."""
     if condition.callbacks:
         return silent_on_lifecycle(condition)
     if not condition.log_interval:
@@ -38,5 +38,5 @@ def callbacks(condition: Condition, log: Path, *, attention_interval: int = 50) 
 
 
 def silent_on_lifecycle(condition: Condition) -> list[Any]:
-    """Return callbacks that do nothing at the twelve events that MindSpore has too."""
+    """Return callbacks that do nothing at the twelve events of MindSpore."""
     return silent(dt.Callback, condition, lambda name: name.startswith(("on_train_", "on_eval_")))

@@ -4,7 +4,7 @@ from mindspore import nn, ops
 
 
 class StepWithNorm(nn.TrainOneStepCell):
-    """Return the loss and the norm of all gradients, as a user of MindSpore writes it."""
+    """Return the loss and the norm of all gradients, like a hand-written train step."""
 
     def construct(self, *inputs):
         loss = self.network(*inputs)

@@ -27,7 +27,7 @@ SAME_WEIGHTS = False
 
 @dataclass
 class Work:
-    """What is needed to make a network with its loss and optimizer, and the batches."""
+    """A factory of a network with its loss and optimizer, and the batches."""
 
     name: str
     network: Callable[[], nn.Cell]
@@ -37,7 +37,7 @@ class Work:
     _kept: dict[Any, Any] = field(default_factory=dict)
 
     def kept(self, make: Callable[[Work, Condition], Any], condition: Condition) -> Any:
-        """Return what ``make`` has made for a condition, with what it has compiled."""
+        """Return the cached result of ``make`` for a condition, with its compiled Cells."""
         key = make, condition.norm
         if key not in self._kept:
             self._kept[key] = make(self, condition)
@@ -100,7 +100,7 @@ def _step(work: Work, condition: Condition) -> Any:
 
 
 def _native(work: Work, condition: Condition) -> Any:
-    if condition.norm:  # callbacks cannot see gradients, so that the step has to give the norm
+    if condition.norm:  # callbacks have no access to gradients, so the step returns the norm
         return train.Model(_step(work, condition))
     return train.Model(*work.parts())
 
@@ -134,7 +134,7 @@ def write(rows: Rows, step: int, outputs: Any, rate: Any) -> None:
 
 
 class Dataset:
-    """What Model asks of a ``mindspore.dataset``, without a pipeline, which would cost most of all."""
+    """The methods of a ``mindspore.dataset`` that Model calls, without the cost of a pipeline."""
 
     def __init__(self, data: TimedBatches) -> None:
         self._data = data
@@ -150,7 +150,7 @@ class Dataset:
 
 
 def model(work: Work, condition: Condition, data: TimedBatches, log: Path) -> None:
-    """Train with MindSpore's own Model and a callback of its own."""
+    """Train with MindSpore's own Model and its own callback."""
     if condition.monitor:
         raise NotApplicable("has no such callback")
     native = work.kept(_native, condition)

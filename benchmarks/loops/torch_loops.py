@@ -1,7 +1,7 @@
-"""PyTorch: a hand-written loop, dualtrain, and its peers, each used as its documentation shows.
+"""PyTorch: a hand-written loop, dualtrain, and other trainers, each used according to its documentation.
 
-What is not asked for is switched off: progress bars, checkpoints, a peer's own loggers. The callbacks are
-what a user of the peer writes for the condition.
+Progress bars, checkpoints and the trainers' own loggers are disabled. The callbacks of each condition
+follow the trainer's documentation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SAME_WEIGHTS = True
 
 @dataclass
 class Work:
-    """A network with its loss, optimizer and batches, made anew for every run."""
+    """A network with its loss, optimizer and batches, created for each run."""
 
     name: str
     network: nn.Module
@@ -46,7 +46,7 @@ class Work:
 
 
 def work(name: str) -> Work:
-    torch.set_num_threads(1)  # some peers set it
+    torch.set_num_threads(1)  # some trainers set it
     torch.manual_seed(0)
     random = np.random.default_rng(0)
 
@@ -77,7 +77,7 @@ def work(name: str) -> Work:
 
 
 def total_norm(network: nn.Module) -> float:
-    """Return the norm of all gradients, as one reads it in the peers' forums."""
+    """Return the norm of all gradients, computed as recommended in the trainers' forums."""
     return torch.nn.utils.get_total_norm([p.grad for p in network.parameters()]).item()
 
 
@@ -230,7 +230,7 @@ def lightning(work: Work, condition: Condition, data: TimedBatches, log: Path) -
 
 
 def trainer(work: Work, condition: Condition, data: TimedBatches, log: Path) -> None:
-    """Hugging Face's Trainer; its callbacks get the loss by way of its own logging alone."""
+    """Hugging Face's Trainer; its callbacks receive the loss only through its own logging."""
     import transformers
 
     class Net(nn.Module):
@@ -288,7 +288,7 @@ def trainer(work: Work, condition: Condition, data: TimedBatches, log: Path) -> 
 
 
 def keras(work: Work, condition: Condition, data: TimedBatches, log: Path) -> None:
-    """Keras on PyTorch, with an optimizer and a loss of its own, as its guides have it."""
+    """Keras on PyTorch, with its own optimizer and loss, as in its guides."""
     import keras
 
     class Net(keras.Model):
@@ -311,7 +311,7 @@ def keras(work: Work, condition: Condition, data: TimedBatches, log: Path) -> No
                 self.rows.write(batch + 1, float(logs["loss"]), lr, norm)
 
     class Loader(torch.utils.data.DataLoader):
-        """What fit asks for, over the timed batches."""
+        """The dataset for ``fit``, with the timed batches."""
 
         def __init__(self) -> None:
             super().__init__(range(len(data)), batch_size=None)

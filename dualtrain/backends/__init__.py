@@ -1,4 +1,4 @@
-"""The table of backends, and the search for the one that an object belongs to."""
+"""The table of backends, and the lookup of an object's backend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Entry(NamedTuple):
     backend: str
     """``module:attribute`` of the Backend object."""
     marker: str
-    """``module:attribute`` of something that exists once the framework has been imported."""
+    """``module:attribute`` of an object that exists if the framework is imported."""
     callback_base: str | None = None
     """``module:attribute`` of the framework's own callback base class, if it has one."""
 
@@ -32,17 +32,17 @@ _IN_TREE = {
 def find_backend(obj: Any, *, missing_ok: bool = False) -> Any:
     """Return the backend of a name, or of a network, optimizer or tensor.
 
-    A framework that has not been imported is not imported to ask: no object can be its.
-    Backends from outside announce a Backend object under the entry point group
+    No framework is imported for the lookup: an object can only belong to an imported one.
+    External backends register a Backend object under the entry point group
     ``dualtrain.backends``.
 
     Args:
         obj: A backend's name, or a native object.
-        missing_ok: Return None where there is none.
+        missing_ok: Return None if there is none.
 
     Raises:
         ArgumentValueError: No backend has this name.
-        ArgumentTypeError: The object is of no known framework.
+        ArgumentTypeError: The object does not belong to a known framework.
     """
     if isinstance(obj, str):
         return _by_name(obj, missing_ok)
@@ -55,7 +55,7 @@ def find_backend(obj: Any, *, missing_ok: bool = False) -> Any:
         for point in entry_points(group=ENTRY_POINT_GROUP):
             try:
                 backend = point.load()
-            except ImportError:  # its framework is not installed, so the object is not its
+            except ImportError:  # its framework is not installed, so it cannot own the object
                 continue
             if backend.owns(obj):
                 return backend
@@ -67,17 +67,17 @@ def find_backend(obj: Any, *, missing_ok: bool = False) -> Any:
 
 
 def loaded_backends() -> list[Any]:
-    """Return the in-tree backends whose framework has been imported."""
+    """Return the in-tree backends whose framework is imported."""
     return [resolve(e.backend) for e in _IN_TREE.values() if loaded(e.marker) is not None]
 
 
 def backend_names() -> list[str]:
-    """Return the names of the backends there are, installed framework or not."""
+    """Return the names of all backends, with or without an installed framework."""
     return [*_IN_TREE, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))]
 
 
 def callback_bases() -> tuple[type, ...]:
-    """Return the callback base classes of the frameworks that have been imported."""
+    """Return the callback base classes of the imported frameworks."""
     bases = (loaded(entry.callback_base) for entry in _IN_TREE.values() if entry.callback_base)
     return tuple(base for base in bases if base is not None)
 

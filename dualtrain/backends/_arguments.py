@@ -1,4 +1,4 @@
-"""Checks of arguments that every backend's Model takes, so that both say the same."""
+"""Checks of arguments shared by all backends' Models, so that their messages are equal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_limits(max_steps: Any, limit_batches: Any) -> None:
 
 
 def check_valid_frequency(valid_frequency: Any) -> None:
-    """Check that it is a positive integer or a list of epochs."""
+    """Check that ``valid_frequency`` is a positive integer or a list of epochs."""
     if isinstance(valid_frequency, list):
         for epoch in valid_frequency:
             positive_int("fit", "valid_frequency", epoch)
@@ -59,7 +59,7 @@ def check_iterable(role: str, dataset: Any, *, passes: int) -> int | None:
     Args:
         role: The argument's name, for messages.
         dataset: The iterable.
-        passes: How many times it will be gone through.
+        passes: The number of passes over it.
 
     Returns:
         Its number of batches, or None if it has no length.
@@ -75,8 +75,8 @@ def check_iterable(role: str, dataset: Any, *, passes: int) -> int | None:
         )
     if passes > 1 and hasattr(dataset, "__next__"):
         raise ArgumentValueError(
-            f"{role} is a one-shot iterator ({type(dataset).__name__}) and {passes} passes over it were "
-            f"asked for: pass something that can be iterated again, such as a list or a data loader."
+            f"{role} is a one-shot iterator ({type(dataset).__name__}), but {passes} passes over it are "
+            f"needed: pass an iterable that can be iterated again, such as a list or a data loader."
         )
     try:
         length = len(dataset)
@@ -88,15 +88,15 @@ def check_iterable(role: str, dataset: Any, *, passes: int) -> int | None:
 
 
 def evaluations_due(epoch: int, initial_epoch: int, valid_frequency: int | list[int]) -> int:
-    """Return how many evaluations a fit makes."""
+    """Return the number of evaluations in a fit."""
     return sum(is_due(number, valid_frequency) for number in range(initial_epoch + 1, epoch + 1))
 
 
 def used_up(role: str) -> ArgumentValueError:
-    """Return the error for a dataset that gives its batches once and then no more."""
+    """Return the error for a dataset without batches in a later pass."""
     return ArgumentValueError(
-        f"{role} gave no batches in a later pass over it: it can be iterated once only, so pass "
-        f"something that can be iterated again, such as a list or a data loader."
+        f"{role} gave no batches in a later pass over it: it can be iterated only once, so pass "
+        f"an iterable that can be iterated again, such as a list or a data loader."
     )
 
 
@@ -106,10 +106,10 @@ def empty(role: str) -> ArgumentValueError:
 
 
 def metric_names(metrics: Any, known: frozenset[str] = METRIC_NAMES) -> list[str]:
-    """Return the names in a set, list or tuple of metric names; ``acc`` and ``accuracy`` are one.
+    """Return the names in a set, list or tuple of metric names; ``acc`` is the same as ``accuracy``.
 
     Raises:
-        ArgumentTypeError: It is something else, or holds something else than names.
+        ArgumentTypeError: ``metrics`` has another type, or its items are not names.
         ArgumentValueError: A name is unknown.
     """
     if not isinstance(metrics, (set, frozenset, list, tuple)):
@@ -128,13 +128,13 @@ def metric_names(metrics: Any, known: frozenset[str] = METRIC_NAMES) -> list[str
 
 
 def check_metric_object(name: str, metric: Any, kinds: str, *verb_sets: tuple[str, ...]) -> None:
-    """Check that an object has all verbs of one of the sets.
+    """Check that an object has all methods of one of the sets.
 
     Args:
         name: Its key in ``metrics``.
         metric: The object.
-        kinds: What is expected, in words.
-        verb_sets: The names of the methods, alternatives.
+        kinds: The expected kinds of objects, for the message.
+        verb_sets: Alternative sets of method names.
     """
     if isinstance(metric, type):
         raise ArgumentTypeError(f"metrics[{name!r}] is a class, not an instance: pass {metric.__name__}().")
@@ -143,7 +143,7 @@ def check_metric_object(name: str, metric: Any, kinds: str, *verb_sets: tuple[st
 
 
 def metric_needs_outputs(name: str) -> ArgumentValueError:
-    """Return the error for a metric that cannot be computed from a loss alone."""
+    """Return the error for a metric that cannot be computed from only a loss."""
     return ArgumentValueError(
         f"metric {name!r} needs the network's outputs and the label: without loss_fn, "
         f"return them from train_step in a mapping, under 'outputs' and 'label'."
@@ -151,7 +151,7 @@ def metric_needs_outputs(name: str) -> ArgumentValueError:
 
 
 def checked_rate(value: Any) -> float:
-    """Return a learning rate as a float, or say what is wrong with it."""
+    """Return a learning rate as a float, or raise an error if it is invalid."""
     try:
         rate = float(value)
     except (TypeError, ValueError) as error:
@@ -162,7 +162,7 @@ def checked_rate(value: Any) -> float:
 
 
 def checked_rates(rate: Any, groups: int) -> list[float]:
-    """Return one learning rate per parameter group from one rate or a sequence of them."""
+    """Return one learning rate per parameter group, from a single rate or a sequence."""
     rates = list(rate) if isinstance(rate, (tuple, list)) else [rate] * groups
     if len(rates) != groups:
         raise ArgumentValueError(
@@ -172,12 +172,12 @@ def checked_rates(rate: Any, groups: int) -> list[float]:
 
 
 def lowered(rate: float, factor: float, min_lr: float) -> float:
-    """Return ``rate * factor``, not below ``min_lr``; a rate below it already is left there."""
+    """Return ``rate * factor``, but at least ``min_lr``; a rate already below it is not changed."""
     return max(rate * factor, min(min_lr, rate))
 
 
 def not_this_optimizer(framework: str, optimizer: Any) -> ArgumentTypeError:
-    """Return the error for something that is no optimizer of the network's framework."""
+    """Return the error for an object that is not an optimizer of the network's framework."""
     kind = optimizer if isinstance(optimizer, type) else type(optimizer)
     what = f"{'the class ' if kind is optimizer else ''}{kind.__name__}"
     owner = kind.__module__.partition(".")[0]
@@ -199,7 +199,7 @@ NO_OPTIMIZER = "Model has no optimizer, which train and fit need: pass optimizer
 
 
 def check_loss_and_step(loss_fn: Any, train_step: Any, automatic_optimization: bool = True) -> None:
-    """Check the two ways of getting a loss."""
+    """Check ``loss_fn`` and ``train_step``."""
     if train_step is not None and loss_fn is not None and automatic_optimization:
         raise ArgumentValueError(
             "train_step replaces loss_fn, but both were given: call the loss inside train_step."
@@ -224,7 +224,7 @@ def check_same_weights(own: dict[str, tuple[int, ...]], given: Mapping[str, Any]
         came = tuple(given[name].shape)
         if came != shape:
             raise ArgumentValueError(
-                f"the weights do not fit the network: {name} has shape {shape}, but {came} came."
+                f"the weights do not fit the network: {name} has shape {shape}, but got {came}."
             )
 
 
@@ -232,11 +232,11 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], Any]:
     """Return the inputs and the label of a batch: ``(inputs..., label)`` or a mapping.
 
     Raises:
-        ArgumentTypeError: It is neither, or has no label.
+        ArgumentTypeError: The batch has another type, or has no label.
     """
     if isinstance(batch, (tuple, list)) and len(batch) >= 2:
         return tuple(batch[:-1]), batch[-1]
-    if isinstance(batch, Mapping) and len(batch) >= 2:  # asked second: isinstance is slow for it
+    if isinstance(batch, Mapping) and len(batch) >= 2:  # second, since this isinstance is slow
         columns = tuple(batch[key] for key in label_last(batch))
         return columns[:-1], columns[-1]
     size = f" of {len(batch)}" if isinstance(batch, (tuple, list, Mapping)) else ""
@@ -258,9 +258,9 @@ def first_array(batch: Any) -> Any:
 
 
 def label_last(batch: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a mapping's keys in their order, the label last.
+    """Return a mapping's keys in order, with the label last.
 
-    The label is called ``label``, ``labels``, ``target`` or ``y``, else it is the last item.
+    The label is ``label``, ``labels``, ``target`` or ``y``, otherwise the last item.
     """
     keys = tuple(batch)
     label = next((name for name in ("label", "labels", "target", "y") if name in batch), keys[-1])

@@ -1,4 +1,4 @@
-"""The statistics of attention on the host; see ``dualtrain.protocol.AttentionLayer`` for what they mean."""
+"""The statistics of attention on the host, as defined by ``dualtrain.protocol.AttentionLayer``."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from dualtrain.errors import ArgumentValueError
 from dualtrain.protocol import AttentionLayer
 
 MASKED = -9000.0
-"""A score below this is a mask: -inf, the smallest float, -1e9 and -1e4 are all in use."""
+"""Scores up to this value are masked: frameworks use -inf, the smallest float, -1e9 and -1e4."""
 
 
 def describe(layer: int, name: str, scores: Any) -> AttentionLayer:
-    """Return what there is to say about the attention of a layer.
+    """Return the statistics of a layer's attention.
 
     Args:
         layer: The layer's index.
-        name: The module that it was found in.
-        scores: What goes into the softmax, of shape (samples, heads, queries, keys).
+        name: The name of its module.
+        scores: The input of the softmax, of shape (samples, heads, queries, keys).
     """
     _, heads, queries, keys = scores.shape
     one_sequence = queries == keys
@@ -31,7 +31,7 @@ def describe(layer: int, name: str, scores: Any) -> AttentionLayer:
     per_key = np.zeros((heads, keys))
     for sample in scores:
         sample = np.asarray(sample, np.float64)
-        visible = ~(sample <= MASKED)  # NaN is none of the masks
+        visible = ~(sample <= MASKED)  # NaN is not a mask
         real = visible.any(axis=(0, 1))
         counted = visible.any(axis=-1)
         if one_sequence:
@@ -53,7 +53,7 @@ def describe(layer: int, name: str, scores: Any) -> AttentionLayer:
 def finished(
     layer: int, name: str, rows: Any, sums: Any, per_key: Any, one_sequence: bool
 ) -> AttentionLayer:
-    """Divide sums over rows by the number of rows; a head without any has NaN."""
+    """Divide sums over rows by the number of rows; a head without rows has NaN."""
     rows = np.where(rows > 0, rows, np.nan)
     entropy, maximum, first, distance = (tuple(means) for means in (sums / rows).T.tolist())
     return AttentionLayer(
@@ -68,7 +68,7 @@ def finished(
 
 
 def not_probabilities(layer: int, given: Any) -> ArgumentValueError:
-    """Return the error for a user's function whose result is no attention."""
+    """Return the error for an ``attention_fn`` whose result is not attention."""
     shape = getattr(given, "shape", None)
     return ArgumentValueError(
         f"attention_fn has to return a tensor of probabilities for each layer, of shape (samples, heads, "
@@ -78,7 +78,7 @@ def not_probabilities(layer: int, given: Any) -> ArgumentValueError:
 
 
 def calling_module(names: Mapping[int, str]) -> str:
-    """Return the name of the module that is computing: the nearest one whose method is on the stack.
+    """Return the name of the innermost module with a method on the call stack.
 
     Args:
         names: The modules' names by ``id``.

@@ -1,4 +1,4 @@
-"""What both engines' steps have to say and to reckon alike."""
+"""Calculations, checks and messages shared by both engines' training steps."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dualtrain.arguments import positive_int
 from dualtrain.errors import ArgumentTypeError, ArgumentValueError
 
 EPSILON = 1e-6
-"""Added to the norm that gradients are divided by when they are clipped, as torch does."""
+"""Added to the norm in the denominator of the clipping factor, as in PyTorch."""
 
 
 def check_contract(accumulate_steps: Any, clip_norm: Any) -> None:
-    """Check the numbers of the training contract."""
+    """Check ``accumulate_steps`` and ``clip_norm``."""
     positive_int("Model", "accumulate_steps", accumulate_steps)
     if clip_norm is None:
         return
@@ -27,7 +27,7 @@ def check_contract(accumulate_steps: Any, clip_norm: Any) -> None:
 
 
 def norm_after_clipping(norm: float | None, clip_norm: float | None) -> float | None:
-    """Return what clipping leaves of a norm."""
+    """Return the norm after clipping."""
     if norm is None or clip_norm is None:
         return norm
     return norm * min(1.0, clip_norm / (norm + EPSILON))
@@ -40,14 +40,14 @@ def describe_nonfinite(
     loss_is_finite: bool,
     gradients: Sequence[str],
 ) -> str:
-    """Say where a step's values stop being finite.
+    """Return a message about the first non-finite values of a step.
 
     Args:
-        parameter: The name of the first weight that is not finite itself.
-        module: Of the first module whose output is not finite: its name, its class, and whether its input
+        parameter: The name of the first non-finite weight.
+        module: The first module with a non-finite output: its name, its class, and whether its input
             is finite.
         loss_is_finite: Whether the repeated forward pass gave a finite loss.
-        gradients: The names of the parameters whose gradients are not finite.
+        gradients: The names of the parameters with non-finite gradients.
     """
     weights = "" if parameter is None else f"parameter {parameter} is not finite already; "
     if module is not None:
@@ -56,7 +56,7 @@ def describe_nonfinite(
         blame = "" if input_is_finite else ", whose input is not finite either"
         return f"{weights}the first module whose output is not finite is {where}{blame}"
     if not loss_is_finite:
-        return f"{weights}the output of every module is finite, the loss of it is not"
+        return f"{weights}the output of every module is finite, the loss is not"
     if not gradients:
         return f"{weights}the forward pass and the gradients of this batch alone are finite"
     more = "" if len(gradients) <= 3 else f" and {len(gradients) - 3} more"
@@ -64,12 +64,12 @@ def describe_nonfinite(
 
 
 def not_repeatable(reason: object) -> str:
-    """Say that where values stop being finite is not known."""
-    return f"the forward pass cannot be repeated to find where that begins ({reason})"
+    """Return the message for an unknown location of the first non-finite values."""
+    return f"the forward pass cannot be repeated to locate the cause ({reason})"
 
 
 def warn_of_batch_norm(names: Sequence[str], accumulate_steps: int) -> None:
-    """Say that BatchNorm does not see a window as one batch.
+    """Warn that BatchNorm does not normalise a window as one batch.
 
     Args:
         names: The names of the BatchNorm layers.

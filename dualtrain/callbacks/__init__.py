@@ -1,4 +1,4 @@
-"""The built-in callbacks: one class per file, none of which imports a framework."""
+"""The built-in callbacks: one class per file, without framework imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the callbacks that write logs do alike: when they are copied, and at the end of a run."""
+"""Shared behaviour of callbacks that write logs: copying, and the end of a run."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from dualtrain.context import RunContext
 
 
 class LogWriting(Callback):
-    """A callback whose copies have its settings and no part in a running log.
+    """A callback whose copies share its settings but not its open log.
 
-    What it keeps of a run, in attributes that begin with an underscore, stays out of copies and pickles.
+    The state of a run is kept in attributes with a leading underscore, which are not copied or pickled.
     """
 
     _resuming = False
-    """Whether the next run continues a log, as ``load_state_dict`` has said."""
+    """Whether the next run continues a log; set by ``load_state_dict``."""
 
     def _forget_run(self) -> None:
-        """Set what is kept of a run to what it is before one."""
+        """Reset the state of a run to its initial values."""
         raise NotImplementedError
 
     def on_teardown(self, run_context: RunContext) -> None:
         self._end_log()
 
     def __exit__(self, *error: Any) -> None:
-        """Close the log where a loop calls the events by hand, and calls no teardown."""
+        """Close the log if a loop calls the events by hand, without teardown."""
         self._end_log()
 
     def _end_log(self) -> None:
-        """Write what is held back, and close the log. Harmless where there is none."""
+        """Write pending rows and close the log; do nothing if there is no open log."""
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:

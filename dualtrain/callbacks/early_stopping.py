@@ -1,4 +1,4 @@
-"""Stop training when a metric stops getting better."""
+"""Stop training when a metric stops improving."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from dualtrain.protocol import Weights
 class EarlyStopping(Callback):
     """Request a stop after ``patience`` evaluations without improvement.
 
-    Only evaluations count: epochs without one neither improve nor wait. NaN and infinities never
-    improve and never become the best.
+    Only evaluations count; epochs without an evaluation are ignored. NaN and infinities are never an
+    improvement.
 
     Args:
-        monitor: A metric of the evaluation; ``val_x``, ``eval_x`` and ``x`` are one.
+        monitor: A metric of the evaluation; ``val_x``, ``eval_x`` and ``x`` are the same metric.
         patience: Evaluations without improvement before the stop; 0 stops at the first.
-        mode: ``"min"``, ``"max"``, or None to go by the name (see ``dualtrain.monitor.Monitor``).
-        min_delta: A value improves only if it beats the best by more than this.
-        restore_best_weights: At train end, put the weights of the best evaluation back, also where
-            the run was not stopped by this callback. Cost: one copy of the weights per improvement.
+        mode: ``"min"``, ``"max"``, or None: inferred from the name (see ``dualtrain.monitor.Monitor``).
+        min_delta: A value is an improvement only if it exceeds the best by more than this.
+        restore_best_weights: Restore the weights of the best evaluation at train end, also if this
+            callback did not stop the run. Cost: one copy of the weights per improvement.
 
     Attributes:
-        best: The best value so far; None before there is a finite one.
+        best: The best finite value so far; None before the first.
 
     Cost: none per step. Events: train begin, eval end, train end.
     """
@@ -71,7 +71,7 @@ class EarlyStopping(Callback):
 
     def on_eval_end(self, run_context: RunContext) -> None:
         if run_context.epoch is None:
-            return  # an evaluation alone: there is nothing to stop
+            return  # a separate evaluation: there is nothing to stop
         try:
             value = float(find_metric(self.monitor, run_context.metrics))
         except KeyError as error:
@@ -92,11 +92,11 @@ class EarlyStopping(Callback):
             self._weights = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value and the evaluations waited."""
+        """Return the best value and the number of evaluations since."""
         return {"best": self._monitor.best, "waited": self._monitor.waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there in the next run."""
+        """Restore the state; the next run continues from it."""
         self._monitor.best, self._monitor.waited = state["best"], state["waited"]
         self._resuming = True
 

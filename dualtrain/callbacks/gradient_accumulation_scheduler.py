@@ -1,4 +1,4 @@
-"""Change how many batches make an update, by epoch."""
+"""Change the number of batches per update by epoch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ class GradientAccumulationScheduler(Callback):
     """Set the number of batches per update for each epoch.
 
     Args:
-        scheduling: Epoch, counted from 0 -> batches per update from that epoch's begin on. In
-            force is the last key that is not after the epoch; without a key 0 the first epochs
-            have 1. ``{0: 8, 4: 4, 8: 1}``: 8 in epochs 0 to 3, 4 in 4 to 7, then 1.
+        scheduling: Epoch, counted from 0 -> batches per update from that epoch on. The largest key
+            up to the current epoch applies; before the first key the value is 1.
+            ``{0: 8, 4: 4, 8: 1}``: 8 in epochs 0 to 3, 4 in epochs 4 to 7, then 1.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: The mapping is empty, or has something else than
-            epochs from 0 and positive numbers of batches; or at train begin, the Model has a
-            fixed ``accumulate_steps`` too.
+        ArgumentTypeError, ArgumentValueError: The mapping is empty, or has an invalid epoch or
+            number of batches; or at train begin, the Model also has a fixed ``accumulate_steps``.
         CapabilityError: At train begin, under manual optimisation.
 
     Cost: none per step. Events: train begin, train epoch begin.
@@ -47,8 +46,8 @@ class GradientAccumulationScheduler(Callback):
     def on_train_begin(self, run_context: RunContext) -> None:
         if run_context.accumulate_steps != 1:
             raise ArgumentValueError(
-                f"{self!r} and Model(accumulate_steps={run_context.accumulate_steps}) both say how many "
-                f"batches make an update: leave one of them out."
+                f"{self!r} and Model(accumulate_steps={run_context.accumulate_steps}) both set the number "
+                f"of batches per update: leave one of them out."
             )
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:

@@ -1,4 +1,4 @@
-"""Change a loss function's label smoothing, by epoch."""
+"""Change a loss function's label smoothing by epoch."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from dualtrain.protocol import Capability
 
 
 class LabelSmoothing(Callback):
-    """Set ``loss_fn.label_smoothing`` at each epoch's begin, and put the old value back at the end.
+    """Set ``loss_fn.label_smoothing`` at each epoch's begin, and restore the original value at the end.
 
     Args:
-        scheduling: Epoch, counted from 0 -> smoothing from that epoch's begin on, from 0 up to
-            but not including 1. In force is the last key that is not after the epoch; before the
-            first key the loss keeps its own value.
+        scheduling: Epoch, counted from 0 -> smoothing from that epoch on, at least 0 and below 1.
+            The largest key up to the current epoch applies; before the first key the loss keeps
+            its own value.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: The mapping cannot be used; or at train begin, the
+        ArgumentTypeError, ArgumentValueError: The mapping is invalid; or at train begin, the
             loss has no label smoothing.
-        CapabilityError: At train begin in MindSpore's GRAPH mode, which compiles the value in.
+        CapabilityError: At train begin in MindSpore's GRAPH mode, which compiles the value as a constant.
 
-    Cost: none per step. Evaluations inside ``fit`` use the value in force.
+    Cost: none per step. Evaluations inside ``fit`` use the current value.
     Events: train begin, train epoch begin, teardown.
     """
 

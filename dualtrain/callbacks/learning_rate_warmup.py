@@ -1,4 +1,4 @@
-"""Let the learning rate grow at the start of training."""
+"""Increase the learning rate linearly at the start of training."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dualtrain.errors import ArgumentValueError
 class LearningRateWarmup(Callback):
     """Scale the learning rate linearly from ``start_factor`` to 1 over the first updates.
 
-    Update ``i``, counted from 0, has ``start_factor + (1 - start_factor) * min(i / steps, 1)``
-    times the rate that it has without the callback, whatever schedule that comes from.
+    At update ``i``, counted from 0, the rate is multiplied by
+    ``start_factor + (1 - start_factor) * min(i / steps, 1)``, with or without a schedule.
 
     Args:
         steps: Updates until the full rate.
         start_factor: The first update's factor; positive, at most 1.
 
-    Cost: one comparison per step after the warm-up; during it a write of the rate.
+    Cost: one comparison per step; during the warm-up also a write of the rate.
     Events: train begin, train step begin, train step end, teardown.
     """
 
@@ -56,14 +56,14 @@ class LearningRateWarmup(Callback):
 
     def on_teardown(self, run_context: RunContext) -> None:
         factor, self._factor = self._factor, 1.0
-        if factor != 1.0:  # the run has ended inside the warm-up: leave the whole rate behind
+        if factor != 1.0:  # the run has ended during the warm-up: restore the unscaled rate
             run_context.scale_lr(1 / factor)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far the warm-up has come, and by what the rate is scaled now."""
+        """Return the number of updates and the current factor of the rate."""
         return {"updates": self._updates, "factor": self._factor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there in the next run, whose optimizer has the rate that it had then."""
+        """Restore the state; the next run's optimizer is expected to have the saved, scaled rate."""
         self._updates, self._factor = state["updates"], state["factor"]
         self._resuming = True

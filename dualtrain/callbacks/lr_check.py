@@ -1,4 +1,4 @@
-"""Compare the learning rate in use with the one that was intended."""
+"""Compare the actual learning rate with the expected one."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ logger = logging.getLogger(__name__)
 
 
 class LrCheck(Callback):
-    """Name the first update whose learning rate is not the intended one.
+    """Report the first update whose learning rate is not the expected one.
 
-    The first difference is logged as a warning and kept; training goes on. Put it before callbacks
-    that change the rate at step end: behind them it sees the new rate already.
+    The first difference is stored and logged as a warning; training continues. Place it in the list
+    before callbacks that change the rate at step end; after them it would read the new rate.
 
     Args:
-        expected: The intended rate of each update, counted from 0: a function of the update's
-            number, or a sequence. One rate is meant for every parameter group, a tuple has one for
-            each. After a sequence's end nothing is checked.
-        rtol: The relative difference that is tolerated; 1e-5 is what float32 rates need.
+        expected: The expected rate of each update, counted from 0: a function of the update's
+            number, or a sequence. A single rate applies to all parameter groups, a tuple has one per
+            group. Updates after a sequence's end are not checked.
+        rtol: Relative tolerance; rates in float32 need 1e-5.
 
     Attributes:
-        first_difference: ``(step, update, expected, actual)``, or None while there is none; ``step``
+        first_difference: ``(step, update, expected, actual)``, or None if there is none; ``step``
             counts batches from 1.
 
-    Cost: one read of the rate per update until they part, then none. Events: train begin, train step end.
+    Cost: one read of the rate per update until the first difference. Events: train begin, train step end.
     """
 
     def __init__(self, expected: Callable[[int], Rate] | Sequence[Rate], *, rtol: float = 1e-5) -> None:
@@ -55,7 +55,7 @@ class LrCheck(Callback):
         if self.first_difference is not None:
             return
         updates = self._updates_before + (run_context.global_step or 0)
-        if updates == self._checked:  # a window goes on, or the update was skipped
+        if updates == self._checked:  # the window is not complete, or the update was skipped
             return
         self._checked = updates
         update = updates - 1
@@ -77,7 +77,7 @@ class LrCheck(Callback):
             )
 
     def _agree(self, expected: Any, actual: Any) -> bool:
-        """Whether each group has the intended rate: its own, or the one for all."""
+        """Return whether each group has its expected rate."""
         rates = actual if isinstance(actual, tuple) else (actual,)
         intended = expected if isinstance(expected, (tuple, list)) else (expected,) * len(rates)
         return len(intended) == len(rates) and all(
@@ -86,12 +86,12 @@ class LrCheck(Callback):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the first difference, and how many updates have been checked."""
+        """Return the first difference and the number of checked updates."""
         found = self.first_difference
         return {"first_difference": None if found is None else list(found), "checked": self._checked}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there in the next run."""
+        """Restore the state; the next run continues from it."""
         found = state["first_difference"]
         self.first_difference = None if found is None else (found[0], found[1], found[2], found[3])
         self._checked = state["checked"]

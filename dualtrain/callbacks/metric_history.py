@@ -9,10 +9,10 @@ from dualtrain.context import RunContext
 
 
 class MetricHistory(Callback):
-    """Keep, for each epoch, the last training loss, the learning rate and the evaluation's results.
+    """Keep the last training loss, the learning rate and the evaluation's results of each epoch.
 
     ``history`` maps a name (``epoch``, ``loss``, ``lr``, ``eval_loss``, the metrics' names) to
-    a list with one value per epoch, None where an epoch has none. A new run starts anew.
+    a list with one value per epoch; None means no value. A new run clears it.
 
     Cost: one device sync per epoch. Events: train begin, train epoch end.
     """
@@ -42,6 +42,6 @@ class MetricHistory(Callback):
         return {"history": {name: list(values) for name, values in self.history.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take a history that the next run continues."""
+        """Restore a history; the next run continues it."""
         self.history = {name: list(values) for name, values in state["history"].items()}
         self._resuming = True

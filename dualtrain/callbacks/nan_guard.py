@@ -1,4 +1,4 @@
-"""Notice a loss or gradients that are not finite, say where that began, and stop, raise or skip."""
+"""Detect a non-finite loss or gradients, locate the cause, and stop, raise or skip."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ _ELSEWHERE = "the loss of another rank is not finite"
 class NanGuard(Callback):
     """Watch the training loss and the gradients for NaN and infinities.
 
-    The message names the step, the batch, and the first module whose output is not finite, which the
-    forward pass of that batch, repeated out of band, tells; where that is finite it names the parameters
-    whose gradients are not. Losses of evaluations are not watched.
+    The message names the step, the batch, and the first module with a non-finite output, found by
+    repeating the forward pass of that batch without side effects. If all outputs are finite it names
+    the parameters with non-finite gradients. Losses of evaluations are not watched.
 
-    Whatever the action, an update whose loss or gradients are not finite is not made: weights, optimizer
-    state, ``global_step`` and a schedule by updates stay as they were before it, and ``step_skipped`` is
-    true. With accumulation one bad batch makes the whole window's update skipped. What a forward pass
-    changes by itself, such as BatchNorm's running statistics, it has changed. Where the engine cannot
+    With each action an update with a non-finite loss or gradients is skipped: weights, optimizer
+    state, ``global_step`` and a schedule by updates do not change, and ``step_skipped`` is
+    true. With accumulation one bad batch skips the update of the whole window. Changes by the forward
+    pass itself, such as BatchNorm's running statistics, are not undone. If the engine cannot
     skip an update (manual optimisation on PyTorch; data sinking, ``loss_scale_manager`` or
-    ``boost_level`` on MindSpore), ``"skip"`` is refused at train begin, and the other two watch the loss
-    alone and see it when the update has been made.
+    ``boost_level`` on MindSpore), ``"skip"`` is refused at train begin, and the other two watch only
+    the loss, after the update.
 
-    An overflow that mixed precision skips by itself is ordinary and not reported, unless the loss is not
-    finite either.
+    An overflow that mixed precision skips is expected and not reported, unless the loss is also
+    non-finite.
 
     Args:
-        action: ``"stop"``: warn and end the run in the ordinary way, with the message as the reason.
-            ``"raise"``: raise it. ``"skip"``: warn once and train on; further skips are only counted.
+        action: ``"stop"``: warn and end the run normally, with the message as the reason.
+            ``"raise"``: raise it. ``"skip"``: warn once and continue; further skips are only counted.
 
     Attributes:
-        skipped: Updates that were skipped in this run for want of a finite loss or gradients.
+        skipped: Updates skipped in this run because of a non-finite loss or gradients.
 
     Raises:
         ArgumentValueError: The action is not one of the three.
         NonFiniteError: From the run, with ``"raise"``.
 
     Cost: the gradients' norm and one device sync per update, and with accumulation one sync per other
-    batch; in distributed runs one small all-reduce beside each. On PyTorch's CPU a step of a small MLP
-    (64 units, 0.37 ms) takes 1.4 times as long, the norm being most of it. Where it finds
-    something, one forward pass with a sync per module.
+    batch; in distributed runs also one small all-reduce each. On PyTorch's CPU a step of a small MLP
+    (64 units, 0.37 ms) takes 1.4 times as long, mostly for the norm. Each report costs one forward
+    pass with a sync per module.
     Events: train begin, train step end.
     """
 
@@ -82,7 +82,7 @@ class NanGuard(Callback):
     def on_train_step_end(self, run_context: RunContext) -> None:
         updating, skipped = run_context.is_update_step, run_context.step_skipped
         if self._guarded and updating and not skipped:
-            return  # the engine has looked at the window's losses and gradients
+            return  # the engine has checked the window's losses and gradients
         loss = run_context.loss
         found = None
         if loss is not None and not math.isfinite(loss):
@@ -115,10 +115,10 @@ class NanGuard(Callback):
             logger.warning("%s; its update is skipped, and further ones are only counted.", message)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how many updates were skipped."""
+        """Return the number of skipped updates."""
         return {"skipped": self.skipped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Count on from there in the next run."""
+        """Restore the count; the next run continues from it."""
         self.skipped = state["skipped"]
         self._resuming = True

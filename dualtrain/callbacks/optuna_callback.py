@@ -1,4 +1,4 @@
-"""Report evaluations to an Optuna trial, and end the run when the trial is to be pruned."""
+"""Report evaluations to an Optuna trial, and end the run if the trial is pruned."""
 
 from __future__ import annotations
 
@@ -21,47 +21,46 @@ _VERBS = ("report", "should_prune", "set_user_attr")
 
 
 class OptunaCallback(Callback):
-    """Report each evaluation of a run to its Optuna trial; stop the run where Optuna prunes it.
+    """Report each evaluation of a run to its Optuna trial; stop the run if Optuna prunes the trial.
 
-    Make one inside the objective, for the trial that the objective is called with. The step that is
-    reported is the number of the evaluation in this trial, from 1 to n, whatever ``valid_frequency``
-    is: a pruner's ``n_warmup_steps=5`` spares the first four, and Hyperband's ``max_resource`` is the
-    number of evaluations of a whole run. Every evaluation is reported, with the value as it is.
+    Create one inside the objective, with the objective's trial. The reported step is the number of
+    the evaluation in this trial, from 1 to n, for every ``valid_frequency``: a pruner's
+    ``n_warmup_steps=5`` exempts the first four, and Hyperband's ``max_resource`` is the
+    number of evaluations of a full run. Every evaluation is reported with its unchanged value.
 
-    A pruned run ends in the ordinary way: ``on_train_end`` comes, logs are whole, and then
-    ``optuna.TrialPruned`` is raised from ``fit``. Any other error stays what it is, so that Optuna
-    counts the trial as failed.
+    A pruned run ends normally, with ``on_train_end`` and complete logs, and then ``fit`` raises
+    ``optuna.TrialPruned``. Other errors are unchanged, and Optuna counts the trial as failed.
 
-    A metric that is NaN or infinite is reported, never becomes the best, and prunes the trial,
-    whatever the pruner says: Optuna fails a trial whose objective is NaN, and takes an infinite one
-    for the study's best.
+    A NaN or infinite metric is reported, never becomes the best, and prunes the trial with every
+    pruner: Optuna alone fails a trial whose objective is NaN, and accepts an infinite value as the
+    study's best.
 
     The trial gets the user attributes ``backend``, ``backend_version``, ``dualtrain_version``,
     ``python_version``, ``model``, ``metric_name``, ``epochs``, ``batches_per_epoch``,
-    ``evaluations`` and ``log_files`` (of every callback in the list that has a ``log_file``).
+    ``evaluations`` and ``log_files`` (of every callback in the list with a ``log_file``).
 
     Args:
-        trial: The trial. A ``FixedTrial`` or ``FrozenTrial`` is taken too, and never pruned by a
+        trial: The trial. A ``FixedTrial`` or ``FrozenTrial`` is accepted too, and never pruned by a
             pruner. In a distributed run rank 0 has the trial, and other ranks pass None: rank 0
-            reports, with its own metric, and all ranks stop and raise ``TrialPruned`` together.
-        metric_name: A metric of the evaluation; ``val_x``, ``eval_x`` and ``x`` are one.
+            reports its own metric, and all ranks stop and raise ``TrialPruned`` together.
+        metric_name: A metric of the evaluation; ``val_x``, ``eval_x`` and ``x`` are the same metric.
 
     Attributes:
-        best_metric: The best finite value so far, in the study's direction, or without a study in
-            that which goes by the name (see ``dualtrain.monitor.Monitor``); None before there is one.
-        best_step: The number of the evaluation that it is of.
+        best_metric: The best finite value so far, in the study's direction, or without a study in the
+            direction inferred from the name (see ``dualtrain.monitor.Monitor``); None before the first.
+        best_step: The number of the best evaluation.
         pruned: Whether this run was pruned.
 
     Raises:
         MissingDependencyError: Optuna is not installed.
-        ArgumentTypeError, ArgumentValueError: An argument cannot be used, the study has several
-            objectives, the run makes no evaluation, or an evaluation has no such metric.
-        RunStateError: At train begin, if the trial has finished or has reports of another run
-            already: their steps would be mixed. (A run that goes on from ``load_state_dict`` may.)
-        CapabilityError: At train begin, in a thread where the engine cannot train in threads
-            (MindSpore with ``study.optimize(n_jobs=2)``): use processes.
+        ArgumentTypeError, ArgumentValueError: An argument is invalid, the study has several
+            objectives, the run has no evaluation, or an evaluation has no such metric.
+        RunStateError: At train begin, if the trial is finished or already has reports of another
+            run: their steps would be mixed. A run resumed by ``load_state_dict`` is allowed.
+        CapabilityError: At train begin, in a thread other than the main thread, if the engine cannot
+            train in threads (MindSpore with ``study.optimize(n_jobs=2)``): use processes.
 
-    Cost: none per step; per evaluation one write and one read of the study's storage, per run a
+    Cost: none per step; per evaluation one write and one read of the study's storage, per run one
     read and ten writes. Events: train begin, eval end, train end.
     """
 
@@ -101,7 +100,7 @@ class OptunaCallback(Callback):
 
     @property
     def needs(self) -> frozenset[Capability]:  # type: ignore[override]
-        """What the engine must be able to do: train in threads, if this is not the main one."""
+        """Required capabilities: ``THREADS`` if this is not the main thread."""
         here, main = threading.current_thread(), threading.main_thread()
         return frozenset() if here is main else frozenset({Capability.THREADS})
 
@@ -114,7 +113,7 @@ class OptunaCallback(Callback):
         if run_context.evaluations == 0:
             raise ArgumentValueError(
                 "OptunaCallback reports evaluations, but this run makes none: call fit with a "
-                "valid_dataset and a valid_frequency that comes up within its epochs."
+                "valid_dataset and a valid_frequency of at most the number of epochs."
             )
         if run_context.is_main:
             self._bind(resuming)
@@ -124,7 +123,7 @@ class OptunaCallback(Callback):
 
     def on_eval_end(self, run_context: RunContext) -> None:
         if run_context.epoch is None:
-            return  # an evaluation alone is none of a run
+            return  # a separate evaluation is not part of a run
         value = self._value(run_context)
         self._step += 1
         if self._monitor.improved(value):
@@ -144,31 +143,31 @@ class OptunaCallback(Callback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of evaluations so far, and the best one's number and value."""
+        """Return the number of evaluations, and the number and value of the best one."""
         return {"step": self._step, "best_step": self.best_step, "best_metric": self.best_metric}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there in the next run, which continues the trial's run."""
+        """Restore the state; the next run continues the trial's run."""
         self._step, self.best_step = state["step"], state["best_step"]
         self._monitor.best = state["best_metric"]
         self._resuming = self._step > 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OptunaCallback:
-        memo[id(self.trial)] = self.trial  # a copied trial would report to a copied study
+        memo[id(self.trial)] = self.trial  # a copy of the trial would report to a copy of the study
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return twin
 
     def _bind(self, resuming: bool) -> None:
-        """Check that the trial is there, running, and this run's alone."""
+        """Check that the trial exists, is running, and has no reports of another run."""
         if self.trial is None:
             raise ArgumentTypeError(
                 "OptunaCallback(trial=None) is for ranks above 0: rank 0 needs the trial."
             )
         study = getattr(self.trial, "study", None)
         if study is None:
-            return  # a FixedTrial or FrozenTrial has no record that could be spoiled
+            return  # a FixedTrial or FrozenTrial has no stored reports
         number = self.trial.number
         record = next(one for one in study.get_trials(deepcopy=False) if one.number == number)
         if record.state.is_finished():
@@ -197,14 +196,14 @@ class OptunaCallback(Callback):
             ) from None
 
     def _report(self, value: float) -> bool:
-        """Report a value, and tell whether the trial is to be pruned."""
-        if self._step not in self._reported:  # a resumed run may repeat some; Optuna keeps the first
+        """Report a value, and return whether to prune the trial."""
+        if self._step not in self._reported:  # a resumed run may repeat steps; Optuna keeps the first
             self.trial.report(value, self._step)
         return not math.isfinite(value) or bool(self.trial.should_prune())
 
 
 def _mode_of(trial: Any) -> str | None:
-    """Return the direction of a trial's study; None where there is no study."""
+    """Return the direction of a trial's study, or None without a study."""
     study = getattr(trial, "study", None)
     if study is None:
         return None

@@ -1,4 +1,4 @@
-"""Watch how far each layer's weights move, and how large their gradients are."""
+"""Record weight norms, gradient norms and update ratios of each layer."""
 
 from __future__ import annotations
 
@@ -22,55 +22,55 @@ _SHOWN = 5
 
 
 class ParameterMonitor(LogWriting):
-    """Record weight norm, gradient norm and update ratio of each layer on some of the updates.
+    """Record weight norm, gradient norm and update ratio of each layer at a sample of the updates.
 
     A sample is due at the first step, then every ``interval`` steps, and is taken at the next update
-    (under accumulation the one that ends the window). An update that was skipped because its
-    gradients overflowed is not sampled; the next one is. A sample has for each group of parameters
+    (with accumulation at the end of the window). A skipped update is not sampled; the next one is.
+    A sample has for each group of parameters
 
     - ``weight_norm``: the L2 norm of its weights before the update,
     - ``grad_norm``: the L2 norm of their gradients, unscaled and before clipping,
-    - ``update_ratio``: the norm of what the update has changed, over ``weight_norm``. It is measured
-      from the weights, so it is right for every optimizer, decay and clipping included. About 1e-3 is
-      usual; 0.0 is a layer that stands still. Weights that were all zero and move give infinity,
+    - ``update_ratio``: the norm of the weights' change, divided by ``weight_norm``. It is measured
+      from the weights, so it is correct for every optimizer, with decay and clipping. About 1e-3 is
+      usual; 0.0 means no change. If all weights were zero and change, it is infinite,
 
-    and ``dead_gradients``: the names of parameters whose gradient is zero throughout, or missing.
-    Frozen parameters and those that no optimizer has are left out; tied weights count once.
+    and ``dead_gradients``: the names of parameters whose gradient is all zero or missing.
+    Frozen parameters and parameters without an optimizer are left out; tied weights count once.
 
     Args:
-        interval: Steps between two samples, counted across epochs. At 50 the cost is lost in the noise, and
-            a rate that is ten times too high is seen before much harm is done.
-        patterns: Which parameters make up a group: name -> regular expression, or a sequence of
-            expressions, each of which names its own group. A parameter belongs to every group whose
-            expression is found in its name (``re.search``), and is left out if there is none. None:
-            one group per module, called by its path (``blocks.0.attn.qkv`` for its ``weight`` and
-            ``bias``); a parameter that the network itself owns is a group of its own.
-        log_file: Samples go into this file, a row each: ``step``, ``epoch``, ``global_step``,
+        interval: Steps between two samples, counted across epochs. At 50 the cost is negligible, and a
+            learning rate that is ten times too high is visible early.
+        patterns: Groups of parameters: name -> regular expression, or a sequence of expressions that
+            are also the groups' names. A parameter belongs to every group whose expression is found in
+            its name (``re.search``); parameters without a match are left out. None: one group per
+            module, named by its path (``blocks.0.attn.qkv`` for its ``weight`` and ``bias``); each
+            parameter of the network itself is a group.
+        log_file: File of the samples, one row each: ``step``, ``epoch``, ``global_step``,
             ``parameters`` (a list of ``group``, ``weight_norm``, ``grad_norm``, ``update_ratio``) and
-            ``dead_gradients``. None, and no ``sinks``: the numbers go to ``run_context.log`` as
-            ``update_ratio/<group>`` and so on, for the rows of loggers that stand behind this callback.
-        sinks: Where each row goes beside the file, on rank 0. They are closed when the run ends, so
-            give each run its own; a ``MemorySink`` stays readable.
+            ``dead_gradients``. None, without ``sinks``: the numbers go to ``run_context.log`` as
+            ``update_ratio/<group>`` and so on, for loggers after this callback in the list.
+        sinks: Further sinks for each row, on rank 0. They are closed at the end of the run: create
+            new ones for each run. A ``MemorySink`` stays readable.
 
     Attributes:
-        last: The last sample, as a row of the log has it; None before the first.
+        last: The last sample, as in a row of the log; None before the first.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: An argument cannot be used.
+        ArgumentTypeError, ArgumentValueError: An argument is invalid.
         ArgumentValueError: At train begin, if a pattern matches no trained parameter.
-        LogInUseError, OSError: At train begin, if the log cannot be had.
+        LogInUseError, OSError: At train begin, if the log cannot be opened.
 
-    Under manual optimisation a sample spans the batch, with the gradients of each optimizer's last
-    update in it; parameters of an optimizer that made none are left out.
+    Under manual optimisation a sample covers the whole batch, with the gradients of each optimizer's
+    last update in it; parameters of an optimizer without an update are left out.
 
     Memory: from the begin of a sampled update to its end, one copy of the watched weights, on their
-    device (MindSpore: on the host). Under accumulation it is taken at the first batch at which a sample
-    is due, since weights stand still until the update.
+    device (MindSpore: on the host). With accumulation it is taken at the first batch of the sample,
+    since weights do not change before the update.
 
-    Cost: a sample copies the weights and goes over them and their gradients, with two device syncs: on
+    Cost: a sample copies the weights and reads them and their gradients, with two device syncs: on
     one CPU core about 1 ms for a small network, and 8 ms (MindSpore 20 ms) per million weights. Any
-    other step costs a comparison on PyTorch; on MindSpore gradients are measured inside every step,
-    which costs what ``Capability.GRAD_NORM`` does and up to half as much again.
+    other step costs a comparison on PyTorch; on MindSpore gradient norms are computed inside every
+    step, at 1 to 1.5 times the cost of ``Capability.GRAD_NORM``.
     Events: train begin, step begin, step end, epoch end, teardown.
     """
 
@@ -118,7 +118,7 @@ class ParameterMonitor(LogWriting):
             self._due, self._next_sample = True, step + self.interval
         if self._due and self._before is None:
             backend = run_context.backend
-            assert isinstance(backend, ParameterCopies)  # a run with the capability has such a backend
+            assert isinstance(backend, ParameterCopies)  # implied by the capability
             parameters = run_context.trained_parameters
             self._watched = {name: parameters[name] for name in parameters if self._groups_of(name)}
             self._before = backend.copy_parameters(self._watched)
@@ -139,7 +139,7 @@ class ParameterMonitor(LogWriting):
         self._record(run_context, changes, {name: gradients[name] for name in changes if name in gradients})
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
-        self._release()  # what a window has left that was cut short
+        self._release()  # the copy of an incomplete window
 
     def _end_log(self) -> None:
         run_log = self._run_log
@@ -148,7 +148,7 @@ class ParameterMonitor(LogWriting):
             run_log.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last sample, whose presence tells a resumed run to continue the log."""
+        """Return the last sample; if there is one, a resumed run continues the log."""
         return {"last": self.last}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

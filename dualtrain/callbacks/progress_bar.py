@@ -1,4 +1,4 @@
-"""Show on the console how far a run is."""
+"""Show the progress of a run on the console."""
 
 from __future__ import annotations
 
@@ -26,23 +26,22 @@ _BAR_WITHOUT_TOTAL = "{desc} {n_fmt}{postfix} [{elapsed}, {rate_fmt}]"
 class ProgressBar(Callback):
     """Print a bar for each epoch: step, loss, learning rate, the last evaluation's metrics, steps/s.
 
-    Console output is its purpose: it prints to ``sys.stdout``, as that is at train begin, on rank 0 alone.
-    On a terminal, and in a notebook that has ipywidgets, it is a bar that is redrawn in place; what other
-    callbacks print in the middle of an epoch breaks its line, so let it stand before those that print at
-    an epoch's end. Where the output is a file or a pipe it prints whole lines without control characters:
-    one at each epoch's end and one every ``seconds_per_line`` within an epoch. Numbers given to
-    ``run_context.log`` are shown too. If the output fails, the run goes on without.
+    It prints to the ``sys.stdout`` of train begin, on rank 0 only. On a terminal, and in a notebook with
+    ipywidgets, the bar is redrawn in place. Output of other callbacks within an epoch breaks its line, so
+    place it in the list before callbacks that print at an epoch's end. To a file or a pipe it prints
+    lines without control characters: one at each epoch's end and one every ``seconds_per_line`` within an
+    epoch. Values of ``run_context.log`` are shown too. If the output fails, the run continues without it.
 
     Args:
-        refreshes_per_sec: How often a bar is redrawn at most; 4 look alive and cost nothing noticeable.
-        seconds_per_line: Seconds from one line to the next within an epoch, where there is no bar.
+        refreshes_per_sec: Maximum redraws of a bar per second; 4 look smooth at a negligible cost.
+        seconds_per_line: Seconds between two lines within an epoch, without a bar.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: An argument cannot be used.
+        ArgumentTypeError, ArgumentValueError: An argument is invalid.
         MissingDependencyError: tqdm is not installed.
 
-    Cost: one read of the clock per step; a device sync, for the loss, at each redrawing or line and at
-    each epoch's end, never at the steps in between.
+    Cost: one read of the clock per step; a device sync for the loss at each redraw or line and at each
+    epoch's end.
     Events: train begin, train epoch begin and end, train step end, eval begin and end, teardown.
     """
 
@@ -101,7 +100,7 @@ class ProgressBar(Callback):
         self._forget_run()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has the settings and no part in a running bar.
+        # A copy has the settings, but not the open bar.
         return {"refreshes_per_sec": self.refreshes_per_sec, "seconds_per_line": self.seconds_per_line}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -109,12 +108,12 @@ class ProgressBar(Callback):
         self._forget_run()
 
     def _print(self, action: Callable[..., None], *args: Any) -> None:
-        """Print something; a terminal or pipe that has gone away must not cost the run."""
+        """Print, and continue the run without output if the terminal or pipe is closed."""
         try:
             action(*args)
         except (OSError, ValueError) as error:
             self._forget_run()
-            logger.warning("ProgressBar goes on without output: %s: %s", type(error).__name__, error)
+            logger.warning("ProgressBar continues without output: %s: %s", type(error).__name__, error)
 
     def _open_bar(self, run_context: RunContext) -> None:
         total = run_context.batches_per_epoch
@@ -143,7 +142,7 @@ class ProgressBar(Callback):
         known: dict[str, Any] = {"loss": run_context.loss, "lr": run_context.lr}
         for others in (run_context.metrics, self._logged):
             for name, value in others.items():
-                known.setdefault(name, value)  # a metric called loss is there as eval_loss too
+                known.setdefault(name, value)  # a metric named loss is also present as eval_loss
         shown = {name: text for name, value in known.items() if (text := _number(value)) is not None}
         values = [f"{_printable(name)} {text}" for name, text in shown.items()]
         if self._bar is not None:
@@ -174,14 +173,14 @@ def _positive(name: str, value: float) -> float:
 
 
 def _bar_class(stream: Any) -> Any:
-    """Return the class of a bar that can be redrawn on a stream, or None where only lines can be had."""
+    """Return the class of bars for a stream, or None if it supports only lines."""
     from tqdm.auto import tqdm
 
     in_notebook = any(cls.__module__ == "tqdm.notebook" for cls in tqdm.__mro__)
     terminal = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
     if not (in_notebook or terminal):
         return None
-    # It would start a thread that watches over bars which are redrawn by counting; these are told when.
+    # tqdm's monitor thread is for bars that are redrawn by counting; these are redrawn explicitly.
     return type("Bar", (tqdm,), {"monitor_interval": 0})
 
 
@@ -197,7 +196,7 @@ def _epoch(run_context: RunContext) -> str:
 
 
 def _number(value: Any) -> str | None:
-    """Return a number, or several learning rates, to four digits; None for anything else."""
+    """Return a number, or several learning rates, with four digits; None for other values."""
     if isinstance(value, tuple):
         return "/".join(map(str, map(_number, value)))
     try:

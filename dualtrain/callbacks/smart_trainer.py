@@ -1,4 +1,4 @@
-"""Lower the learning rate when the training loss stops falling, and go on training."""
+"""Reduce the learning rate when the training loss stops falling, and continue training."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ class SmartTrainer(Callback):
     """Multiply the learning rate by ``factor`` after ``patience`` steps without improvement.
 
     The first loss is the reference. A step improves if ``loss < best - loss_plateau_threshold``.
-    After ``patience`` steps without that, the rate of every parameter group becomes
-    ``max(rate * factor, min_lr)``, the count starts anew, and training goes on; a rate that is at
-    the floor already is left alone and not recorded. NaN and infinities never improve.
+    After ``patience`` steps without improvement, the rate of every parameter group becomes
+    ``max(rate * factor, min_lr)``, the count restarts, and training continues; a rate that is already
+    at the minimum is not changed or recorded. NaN and infinities are never an improvement.
 
     Args:
-        patience: Steps without improvement before a cut.
-        min_lr: The floor of the rate.
-        loss_plateau_threshold: By how much a loss has to be lower; 1e-4 is well below what a step
-            of a healthy run changes, and well above float32's rounding.
-        factor: What the rate is multiplied by; above 0 and below 1.
-        smoothing: Weight of the past in a running mean of the loss, from 0 (each loss by itself)
-            up to but not including 1. Losses of single steps are noisy: 0.9 looks through that.
-        cooldown: Steps after a cut that are not counted.
+        patience: Steps without improvement before a reduction.
+        min_lr: Minimum of the rate.
+        loss_plateau_threshold: Required decrease of the loss; 1e-4 is well below the change per step
+            of a healthy run, and well above float32's rounding.
+        factor: Multiplier of the rate; above 0 and below 1.
+        smoothing: Weight of the past in an exponential mean of the loss, from 0 (no smoothing) up to
+            but not including 1. Losses of single steps are noisy; 0.9 removes most of the noise.
+        cooldown: Steps after a reduction that are not counted.
 
     Attributes:
-        lr_history: ``[(step, rate)]`` of each cut; the rate is a tuple with several groups.
+        lr_history: ``[(step, rate)]`` of each reduction; the rate is a tuple with several groups.
         best_loss: The lowest loss so far, smoothed if ``smoothing`` is set; None before the first.
 
     Cost: one device sync per step, shared with other callbacks that read the loss.
@@ -107,7 +107,7 @@ class SmartTrainer(Callback):
             self.lr_history.append((run_context.step or 0, run_context.scale_lr(self.factor, self.min_lr)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the plateau's state: the best loss, the count and the cuts."""
+        """Return the plateau's state: the best loss, the count and the reductions."""
         return {
             "best": self._monitor.best,
             "waited": self._monitor.waited,
@@ -117,7 +117,7 @@ class SmartTrainer(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from that state in the next run."""
+        """Restore the state; the next run continues from it."""
         self._begin()
         self._monitor.best, self._monitor.waited = state["best"], state["waited"]
         self._smoothed, self._cooling = state["smoothed"], state["cooling"]

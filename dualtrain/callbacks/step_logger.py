@@ -1,4 +1,4 @@
-"""Write what training does, step by step, as JSON lines."""
+"""Write training steps and evaluations as JSON lines."""
 
 from __future__ import annotations
 
@@ -18,45 +18,44 @@ from dualtrain.triggers import Every
 
 
 class StepLogger(LogWriting):
-    """Log every ``log_interval``-th step, the very last one, and each evaluation, to a file and to sinks.
+    """Log every ``log_interval``-th step, the last step and each evaluation to a file and to sinks.
 
     A row has ``step`` and ``epoch`` (from 1), ``global_step`` (optimizer updates), ``loss``,
     ``lr`` (the rate this step used; a list with several parameter groups), ``elapsed_sec``
-    since train begin, whatever callbacks gave to ``run_context.log()``, and ``timestamp``
-    (Unix seconds). After each evaluation of the run a row with ``"mode": "eval"`` has its results, with
-    the ``step`` and ``epoch`` of training; results that are no numbers are left out.
-    Numbers keep full precision; NaN and infinities are null, and a ``nonfinite`` object says which.
-    Information about the run (versions, model, backend, start time) is beside the log, in
-    ``<log_file>.meta.json``.
+    since train begin, the values of ``run_context.log()``, and ``timestamp`` (Unix seconds).
+    After each evaluation of the run a row with ``"mode": "eval"`` has its results, with the ``step``
+    and ``epoch`` of training; results that are not numbers are left out.
+    Numbers keep full precision; NaN and infinities are null, and a ``nonfinite`` object lists them.
+    Run information (versions, model, backend, start time) is written to ``<log_file>.meta.json``.
 
-    A finished log of the same name is moved aside to ``train_log.1.jsonl`` and so on; a log
-    that a live run is writing is refused before the first step. An error while it is written,
-    as on a full disk, does not end training: it is warned of once, and lost lines are counted.
+    An existing log of the same name is renamed to ``train_log.1.jsonl`` and so on; a log that another
+    run is still writing is refused before the first step. A write error, such as a full disk, does not
+    end training: there is one warning, and lost lines are counted.
 
     Args:
-        log_file: Read at train begin. Missing folders are made.
-        log_interval: Steps between two rows, counted across epochs. 10 keeps the cost of a
-            device sync per row negligible and still shows every turn of a loss.
-        rank: ``"main"``: rank 0 alone writes. ``"all"``: every rank writes its own file,
+        log_file: Path of the log; read at train begin. Missing folders are created.
+        log_interval: Steps between two rows, counted across epochs. At 10 the cost of a device sync
+            per row is negligible, and the loss curve keeps its shape.
+        rank: ``"main"``: only rank 0 writes. ``"all"``: every rank writes its own file,
             ranks above 0 to ``train_log.rank1.jsonl`` and so on.
-        asynchronous: Write on a thread: a row is in the file about a second later, and all are
-            when the run ends, however it does. On a GPU a row's loss is read when the next step ends,
-            so that the GPU is not left without work. If not, a row is there when its step ends.
-        max_bytes: The size of the file at which it is renamed to ``train_log.part1.jsonl`` and
-            so on, and a new one begun. None: no limit.
-        sinks: Where each row goes beside the file, on the ranks that write. They are closed when the
-            run ends, so give each run its own; a ``MemorySink`` stays readable.
+        asynchronous: True: write on a thread; each row is in the file about a second later, and all
+            rows at the end of the run. On a GPU a row's loss is read when the next step ends, so that
+            the GPU is not left idle. False: each row is in the file when its step ends.
+        max_bytes: Size at which the file is renamed to ``train_log.part1.jsonl`` and so on, and a
+            new file is started. None: no limit.
+        sinks: Further sinks for each row, on the ranks that write. They are closed at the end of the
+            run: create new ones for each run. A ``MemorySink`` stays readable.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: An argument cannot be used.
-        LogInUseError, OSError: At train begin, if the file cannot be had.
+        ArgumentTypeError, ArgumentValueError: An argument is invalid.
+        LogInUseError, OSError: At train begin, if the file cannot be opened.
 
-    A row is written when its step ends, but for the last one of an epoch, which waits for what the
-    evaluation logs. The row of an evaluation is written when the next step ends, or the epoch does.
-    A run that another callback stops after this one has written has a second row for its last step
-    if something is logged after that.
+    A row is written when its step ends, except the last one of an epoch, which waits for values logged
+    in the evaluation. The row of an evaluation is written at the end of the next step or of the epoch.
+    If another callback stops the run after this one has written the last row, values logged after that
+    are in a second row of the same step.
 
-    Cost: every ``log_interval`` steps one device sync and, on the training thread, about 7 us, or 15 us
+    Cost: every ``log_interval`` steps one device sync and about 7 us on the training thread, or 15 us
     without a thread; otherwise a comparison, 2 us. With PyTorch on a GPU, and a thread, no sync.
     Events: train begin, epoch begin, step end, eval end, epoch end, train end, teardown.
     """
@@ -83,12 +82,12 @@ class StepLogger(LogWriting):
 
     def _forget_run(self) -> None:
         self._log: RunLog | None = None
-        self._held: list[tuple[Record, Later | None]] = []  # a row of training and those of evaluations
+        self._held: list[tuple[Record, Later | None]] = []  # pending: a training row, evaluation rows
         self._step = 0
         self._next_row: float = 0
         self._epoch_ends: int | None = None
         self._written_step = 0
-        self._last_row = 0  # the same, but of this run alone
+        self._last_row = 0  # like _written_step, but of this run only
         self._log_mark = 0
 
     def on_train_begin(self, run_context: RunContext) -> None:
@@ -132,13 +131,13 @@ class StepLogger(LogWriting):
             self._held.append(self._row(run_context))
             if may_be_last is False:
                 self._write_held()
-            # Else until the next step: what an evaluation logs after the last one belongs into it.
+            # Otherwise keep it until the next step: values logged by an evaluation belong to this row.
 
     def on_eval_end(self, run_context: RunContext) -> None:
         if self._log is None or run_context.epoch is None:
             return
         results = _numbers_of(run_context.metrics)
-        # Held, as a row of training may still come before it: that of the step at which the run ends.
+        # Held, since the training row of the run's last step may have to be written before it.
         self._held.append((Record(self._step, run_context.epoch, "eval", time.time(), results), None))
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
@@ -165,7 +164,7 @@ class StepLogger(LogWriting):
                 log.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what tells a resumed run to continue this log."""
+        """Return the state for a resumed run, which continues this log."""
         return {"log_file": os.fspath(self.log_file), "written_step": self._written_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -199,7 +198,7 @@ class StepLogger(LogWriting):
 
 
 def _may_be_last_step(run_context: RunContext) -> bool | None:
-    """Whether this is the run's last step: True, False, or None where only the next one will tell."""
+    """Return whether this is the run's last step, or None if that is not known yet."""
     if run_context.get_stop_requested():
         return True
     if run_context.batches_per_epoch is None:
@@ -210,7 +209,7 @@ def _may_be_last_step(run_context: RunContext) -> bool | None:
 
 
 def _numbers_of(results: Mapping[str, Any]) -> dict[str, float | tuple[float, ...]]:
-    """Return the results of an evaluation that are numbers, or one-dimensional arrays of them."""
+    """Return the results of an evaluation that are numbers or one-dimensional arrays of numbers."""
     numbers: dict[str, float | tuple[float, ...]] = {}
     for name, value in results.items():
         if isinstance(value, (str, bytes)):
@@ -219,5 +218,5 @@ def _numbers_of(results: Mapping[str, Any]) -> dict[str, float | tuple[float, ..
         try:
             numbers[own_name] = tuple(map(float, value)) if getattr(value, "ndim", 0) == 1 else float(value)
         except (TypeError, ValueError):
-            continue  # a confusion matrix, a text, nothing at all
+            continue  # for example a confusion matrix, a text or None
     return numbers

@@ -1,4 +1,4 @@
-"""Measure how fast a run is, and where its time goes."""
+"""Measure the speed of a run, and the time spent in its parts."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from dualtrain.triggers import Every
 
 
 class Throughput(Callback):
-    """Log, every ``interval`` steps and at the end, the speed of a run and what its steps wait for.
+    """Log the speed of a run, and the time of a step's parts, every ``interval`` steps and at the end.
 
-    Goes into the rows of the loggers that stand behind it in the list: ``samples_per_sec``,
-    ``tokens_per_sec`` where tokens can be counted, and seconds per step: ``data_sec`` waiting for the
-    next batch, ``step_sec`` forward, backward and update, ``callbacks_sec`` in callbacks, and
-    ``callback_sec/<ClassName>`` of the slowest of them. The three add up to the interval; evaluations are
-    left out. All of it is of this process, and a batch is a batch whatever is accumulated.
+    Values, logged for the loggers after this callback in the list: ``samples_per_sec``,
+    ``tokens_per_sec`` if tokens can be counted, and seconds per step: ``data_sec`` (waiting for the
+    next batch), ``step_sec`` (forward, backward and update), ``callbacks_sec`` (all callbacks), and
+    ``callback_sec/<ClassName>`` (the slowest callback). The first three add up to the time of a step
+    without evaluations. All values are of this process; with accumulation each batch counts.
 
-    On an accelerator a step is only launched, so that ``step_sec`` is the time to launch it, and whoever
-    reads a value first, such as a logger that reads the loss, waits for what was launched: that shows in
-    its callback's seconds. This callback reads the loss at the end of each interval, so the rates and the
-    sum of the three are right. Callbacks that MindSpore ships count as data.
+    On an accelerator operations are asynchronous: ``step_sec`` is the time to launch a step, and the
+    first read of a value, such as a logger's read of the loss, waits for the device and counts as time of
+    that callback. This callback reads the loss at the end of each interval, so the rates and the sum of
+    the three times are correct. The time of MindSpore's own callbacks counts as data.
 
     Args:
-        interval: Steps from one report to the next, counted across epochs. 50 evens out single slow
-            steps, and shows a slow epoch begin.
-        tokens: Gives the number of tokens in a batch. None: the size of a first input of integers with
-            two dimensions, as token numbers are; others have no tokens.
+        interval: Steps between two reports, counted across epochs. 50 averages single slow steps, and
+            still shows a slow begin of an epoch.
+        tokens: Function that returns the number of tokens in a batch. None: the size of the first input
+            if it has two dimensions of integers, such as token ids; otherwise tokens are not counted.
 
     Attributes:
-        summary: The last report, name -> number, with ``steps``, the number of steps that it is about, and
+        summary: The last report, name -> number, with ``steps`` (the number of steps in it) and
             ``slowest``.
-        slowest: The class name of the callback that took longest in the last report.
+        slowest: The class name of the slowest callback in the last report.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: An argument cannot be used; or in the run, what ``tokens``
-            gives is no number.
+        ArgumentTypeError, ArgumentValueError: An argument is invalid; or in the run, ``tokens`` does not
+            return a number.
 
     Cost: two reads of the clock per step and two more for each callback and event, a few microseconds;
     one device sync every ``interval`` steps.
@@ -89,7 +89,7 @@ class Throughput(Callback):
         self._spent = sum(run_context.callback_times.values())
 
     def _lap(self, run_context: RunContext) -> float:
-        """End a lap and begin the next; return the seconds of it that were not spent in callbacks."""
+        """End a lap and begin the next; return the lap's seconds outside of callbacks."""
         begin, spent = self._lap_begin, self._spent
         self._begin_lap(run_context)
         in_callbacks = self._spent - spent
@@ -102,7 +102,7 @@ class Throughput(Callback):
     def on_train_step_end(self, run_context: RunContext) -> None:
         due = self._every.due(step=run_context.step or 0)
         if due:
-            _ = run_context.loss  # wait for what the device still has to do
+            _ = run_context.loss  # wait for the device
         self._step += self._lap(run_context)
         self._count(run_context)
         if due:
@@ -126,7 +126,7 @@ class Throughput(Callback):
 
     def _count(self, run_context: RunContext) -> None:
         step = run_context.step or 0
-        self._steps += step - self._last_step  # more than one where data is sunk to the device
+        self._steps += step - self._last_step  # more than one with data sinking
         self._last_step = step
         batch = run_context.original_args().get("train_dataset_element")
         batch_shape = getattr(run_context.backend, "batch_shape", None)

@@ -1,4 +1,4 @@
-"""Record what a transformer does while it trains: gradient norms and attention, on the side."""
+"""Record a transformer's gradient norms and attention during training."""
 
 from __future__ import annotations
 
@@ -23,58 +23,57 @@ _logger = logging.getLogger(__name__)
 
 
 class TransformerMonitor(LogWriting):
-    """Record the gradient norm of each update, and now and then each head's attention.
+    """Record the gradient norm of each update, and each head's attention at intervals.
 
-    Training with it is bit-equal to training without: attention comes from a forward pass of its
-    own over a few samples of the current batch, in evaluation mode, and everything is put back (see
-    ``RunContext.attention``). A sample is taken before the step: at the first one, then every
-    ``attention_interval`` steps. It is found in ``nn.MultiheadAttention`` and what is built from it, on
-    PyTorch in every caller of ``scaled_dot_product_attention``, and on both engines in a softmax along
-    the last of four dimensions; ``attention_fn`` serves any other network.
+    Training with it is bit-identical to training without it: attention is computed in a separate
+    forward pass over a few samples of the current batch, in evaluation mode, and all state is restored
+    (see ``RunContext.attention``). A sample is taken before the step: at the first one, then every
+    ``attention_interval`` steps. Attention is detected in ``nn.MultiheadAttention`` and modules built
+    from it, on PyTorch in every call of ``scaled_dot_product_attention``, and on both engines in a
+    softmax along the last of four dimensions; for other networks use ``attention_fn``.
 
     A row of the log has ``step``, ``epoch``, ``global_step``, ``grad_norm`` (the global L2 norm,
-    unscaled, before clipping), ``grad_norm_clipped``, and where attention was sampled a list
+    unscaled, before clipping), ``grad_norm_clipped``, and with a sample of attention a list
     ``attention`` of ``{layer, head, attention_entropy, attention_max, attention_first,
     attention_distance}``: nats, probabilities, positions (see ``dualtrain.protocol.AttentionLayer``).
-    What each key gets goes into ``<log_file>.arrays``: one array ``layer<i>`` of shape (heads, keys) for
-    each layer, which ``dualtrain.logs.plot_attention`` draws as heat maps.
+    The mean attention per key is in ``<log_file>.arrays``: one array ``layer<i>`` of shape (heads, keys)
+    for each layer, which ``dualtrain.logs.plot_attention`` draws as heat maps.
 
     Args:
         monitor_layers: Indexes of attention layers, in the order of the forward pass. None: all.
-        grad_norm_threshold: A norm below it is warned of as vanishing, once until it is above again.
-            1e-3 is far below what a healthy run has and far above float32's rounding.
-        log_file: Where rows go; read at train begin. None, and no ``sinks``: ``grad_norm``,
-            ``grad_norm_clipped`` and the means over heads, as ``attention_entropy/<layer>``, are given to
-            ``run_context.log``, so that a StepLogger behind this one in the list has them in its rows.
+        grad_norm_threshold: A lower norm causes a warning (vanishing), once until it is above again.
+            1e-3 is far below the norms of a healthy run and far above float32's rounding.
+        log_file: Path of the log; read at train begin. None, without ``sinks``: ``grad_norm``,
+            ``grad_norm_clipped`` and the means over heads, as ``attention_entropy/<layer>``, go to
+            ``run_context.log``, for a StepLogger after this callback in the list.
         grad_interval: Updates between two rows.
         attention_interval: Steps between two samples. At 50 a sample of the default size costs about
-            1 % of a training's time for a batch of eight, 2 to 4 % in MindSpore's GRAPH mode, and less
+            1 % of the training time for a batch of eight, 2 to 4 % in MindSpore's GRAPH mode, and less
             for larger batches.
-        explosion_threshold: A norm above it is warned of as exploding, and one that is not finite as
-            that; but not where fp16 skips the update, which is how it finds its scale.
-        attention_samples: How many samples of a batch are looked at; None: all. 8 make means
-            steady to a few percent and keep the extra pass small.
+        explosion_threshold: A higher norm causes a warning (exploding), and so does a non-finite norm,
+            except in updates that fp16 skips while it adjusts the loss scale.
+        attention_samples: Number of samples of a batch in the extra forward pass; None: all. With 8,
+            means are accurate to a few percent at a low cost.
         attention_fn: ``attention_fn(network, batch)`` that returns each layer's probabilities, of
-            shape (samples, heads, queries, keys); called out of band.
-        rank: ``"main"``: rank 0 alone writes. ``"all"``: each rank a file of its own. Attention is
+            shape (samples, heads, queries, keys); called without side effects on training.
+        rank: ``"main"``: only rank 0 writes. ``"all"``: each rank writes its own file. Attention is
             sampled on all ranks.
-        sinks: Where each row goes beside the file, on the ranks that write. They are closed when the
-            run ends, so give each run its own; a ``MemorySink`` stays readable.
+        sinks: Further sinks for each row, on the ranks that write. They are closed at the end of the
+            run: create new ones for each run. A ``MemorySink`` stays readable.
 
     Attributes:
-        attention: The last sample: a list of ``AttentionLayer``, one for each layer watched.
+        attention: The last sample: a list of ``AttentionLayer``, one per monitored layer.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: An argument cannot be used; at the first step, if the
-            network has no layer of an index in ``monitor_layers``, or ``attention_fn`` gives no
-            probabilities: before the weights have moved. Later on a sample that fails is warned of,
-            and is the last one.
+        ArgumentTypeError, ArgumentValueError: An argument is invalid; at the first step, before any
+            update, if the network has no layer of an index in ``monitor_layers``, or ``attention_fn``
+            returns no probabilities. A later failure of a sample causes a warning, and sampling ends.
 
-    A network without attention is warned of once, and gradient norms go on being recorded.
+    A network without attention causes one warning; gradient norms are still recorded.
 
     Cost: one device sync per row for the norm, and per sample one more and a forward pass of
     ``attention_samples`` samples. On a GPU, with PyTorch and a ``log_file``, the norm is read when the next
-    step ends, and costs no sync. On MindSpore it is part of every step: 10 to 40 % of a tiny one.
+    step ends, without a sync. On MindSpore it is part of every step: 10 to 40 % of a tiny one.
     Events: train begin, step begin, step end, teardown.
     """
 
@@ -181,7 +180,7 @@ class TransformerMonitor(LogWriting):
             log.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what tells a resumed run to continue this log."""
+        """Return the state for a resumed run, which continues this log."""
         return {"rows": self._rows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -201,8 +200,8 @@ class TransformerMonitor(LogWriting):
             if first:
                 self._check_layers_exist(found)
         except Exception as error:
-            # The network may raise anything on a part of a batch. What cannot work at all is refused at
-            # once, but a run that has got far is not ended for it.
+            # The network may raise any error for a part of a batch. The first sample raises errors of
+            # configuration, but later samples do not end the run.
             if first and isinstance(error, DualTrainError):
                 raise
             self._give_up(f"could not look at attention ({type(error).__name__}: {error})")
@@ -227,7 +226,7 @@ class TransformerMonitor(LogWriting):
             )
 
     def _give_up(self, reason: str) -> None:
-        """Sample no more in this run, since it would fail at each sample, and say so once."""
+        """End sampling in this run, since every sample would fail, with one warning."""
         self._next_sample = math.inf
         warnings.warn(
             f"TransformerMonitor {reason}: only gradient norms are recorded; attention_fn can give the "
@@ -236,7 +235,7 @@ class TransformerMonitor(LogWriting):
         )
 
     def _watch_norm(self, step: int, skipped: bool, norm: float | None) -> None:
-        if norm is None or skipped:  # to overflow is how fp16 finds its scale
+        if norm is None or skipped:  # overflows are expected while fp16 adjusts the loss scale
             return
         trouble = None
         if norm < self.grad_norm_threshold:

@@ -1,10 +1,10 @@
-"""What is installed, which devices work, and what is wrong: ``dualtrain doctor``.
+"""``dualtrain doctor``: installed packages, working devices, and problems of an installation.
 
-``gather`` collects facts, ``check`` judges them and ``report`` writes them down. ``check`` is a
-pure function of the facts, which are plain data: any clash can be described without having it.
+``gather`` collects facts, ``check`` derives findings and ``report`` formats them. ``check`` is a
+pure function of the facts, which are plain data, so that each problem can be tested without having it.
 
-No framework is imported into this process. Versions come from what pip has recorded; devices are
-tried by ``backends/*/devices.py`` in processes of their own, with a time limit.
+No framework is imported into this process. Versions are read from package metadata; devices are
+tested by ``backends/*/devices.py`` in separate processes, with a time limit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is wrong with an installation: nothing here asks the machine."""
+"""Checks of an installation, as pure functions of the collected facts."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from dualtrain.doctor.requirements import own_requirements, requirements, satisf
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong or worth knowing."""
+    """One problem or note."""
 
     level: str
     """``"problem"`` or ``"note"``."""
     check: str
-    """Which check found it."""
+    """The name of the check."""
     text: str
-    """What is so, and what follows."""
+    """The problem and its consequence."""
     command: str | None = None
-    """What mends it, to be typed as it is."""
+    """A shell command that fixes it."""
 
 
 def check(facts: Facts) -> list[Finding]:
-    """Return what is wrong, then what is worth knowing.
+    """Return the problems, then the notes.
 
     Args:
-        facts: What ``gather`` returns.
+        facts: The result of ``gather``.
     """
     found = [finding for examine in _CHECKS for finding in examine(facts)]
     return sorted(found, key=lambda finding: finding.level != "problem")
@@ -59,7 +59,7 @@ def _check_python(facts: Facts) -> Iterator[Finding]:
 
 
 def _check_framework_python(facts: Facts) -> Iterator[Finding]:
-    """A framework that was copied or forced into a Python that it does not support."""
+    """Detect a framework installed for a Python version that it does not support."""
     version = facts["python"]["version"]
     for name in FRAMEWORKS:
         package = facts["packages"].get(name)
@@ -80,7 +80,7 @@ def _check_no_framework(facts: Facts) -> Iterator[Finding]:
     if there and other["prefix"] != facts["python"]["prefix"]:
         text = (
             f"No framework is installed for {facts['python']['executable']}, but {other['executable']} "
-            f"has {' and '.join(there)}: dualtrain is in another environment than they are."
+            f"has {' and '.join(there)}: dualtrain is in a different environment."
         )
         yield Finding(
             "problem", "no-framework", text, f"{shlex.quote(other['executable'])} -m pip install dualtrain"
@@ -91,7 +91,7 @@ def _check_no_framework(facts: Facts) -> Iterator[Finding]:
 
 
 def _check_files(facts: Facts) -> Iterator[Finding]:
-    """A package that pip has recorded and whose files are gone, or the other way round."""
+    """Detect a package with metadata but without files."""
     for name in PACKAGES:
         package = facts["packages"].get(name)
         if package and package["location"] is None:
@@ -100,7 +100,7 @@ def _check_files(facts: Facts) -> Iterator[Finding]:
 
 
 def _check_requirements(facts: Facts) -> Iterator[Finding]:
-    """What the packages at hand ask of each other, from their metadata."""
+    """Check the requirements of the installed packages, from their metadata."""
     present = {name for name in PACKAGES if facts["packages"].get(name)}
     ours = f"dualtrain {version_of(facts, 'dualtrain') or ''}".rstrip()
     asked = []
@@ -117,8 +117,8 @@ def _check_requirements(facts: Facts) -> Iterator[Finding]:
         name, wanted = canonicalize_name(requirement.name), short(requirement)
         version = facts["installed"].get(name)
         if name == "numpy" and "mindspore" in present and _numpy_clashes(version):
-            continue  # _check_numpy says more
-        if version is None and name not in present:  # a copied folder has no record
+            continue  # _check_numpy has a more specific message
+        if version is None and name not in present:  # a copied folder has no metadata
             text = f"{asker} needs {wanted}, which is not installed."
         elif version is not None and not satisfies(version, requirement.specifier):
             text = f"{name} {version} is installed, but {asker} needs {wanted}."
@@ -145,17 +145,17 @@ def _check_numpy(facts: Facts) -> Iterator[Finding]:
 
 def _check_torchmetrics(facts: Facts) -> Iterator[Finding]:
     if facts["packages"].get("torch") and not facts["packages"].get("torchmetrics"):
-        text = "torchmetrics is not installed: on PyTorch, metrics cannot be asked for by name."
+        text = "torchmetrics is not installed: on PyTorch, metrics cannot be given by name."
         yield Finding("note", "torchmetrics", text, pip_install(facts, as_required(facts, "torchmetrics")))
 
 
 def _check_commands(facts: Facts) -> Iterator[Finding]:
-    """``python`` and ``dualtrain``, as a shell finds them, are to be of one environment."""
+    """Check that ``python`` and ``dualtrain`` on PATH belong to the same environment."""
     ours, python, program = facts["python"], facts["commands"]["python"], facts["commands"]["dualtrain"]
     activate = activation(ours)
     if python and program and program.get("prefix") and program["prefix"] != python["prefix"]:
         text = (
-            f"dualtrain on PATH ({program['program']}) is of another environment than python on PATH "
+            f"dualtrain on PATH ({program['program']}) is in a different environment from python on PATH "
             f"({python['executable']})."
         )
         install = f"{shlex.quote(python['executable'])} -m pip install dualtrain"
@@ -163,7 +163,7 @@ def _check_commands(facts: Facts) -> Iterator[Finding]:
     elif python and python["prefix"] != ours["prefix"]:
         has = " and ".join(f"{name} {version}" for name, version in python["packages"].items())
         text = (
-            f"python on PATH is another one than this: {python['executable']} "
+            f"python on PATH is not this interpreter: {python['executable']} "
             f"(Python {python['version']}, with {has or 'no dualtrain, torch or mindspore'})."
         )
         yield Finding("note", "commands", text, activate)
@@ -192,7 +192,7 @@ def _check_pythonpath(facts: Facts) -> Iterator[Finding]:
         text = f"PYTHONPATH gives {', '.join(moved)}."
         yield Finding("problem", "pythonpath", text, "unset PYTHONPATH")
     elif foreign:
-        text = f"PYTHONPATH leads to the packages of another Python than {short}: {', '.join(foreign)}."
+        text = f"PYTHONPATH has packages of a Python other than {short}: {', '.join(foreign)}."
         yield Finding("problem", "pythonpath", text, "unset PYTHONPATH")
     else:
         yield Finding("note", "pythonpath", f"PYTHONPATH is set: {value}.")
@@ -202,7 +202,7 @@ def _check_shadows(facts: Facts) -> Iterator[Finding]:
     for path in facts["shadows"]:
         moved = Path(path).parent if path.endswith("__init__.py") else Path(path)
         name = moved.stem
-        text = f"{path} is imported in the place of the package {name} by programs that are started here."
+        text = f"{path} is imported instead of the package {name} by programs started in this directory."
         renamed = moved.with_name(f"my_{moved.name}")
         yield Finding(
             "problem", "shadows", text, f"mv {shlex.quote(str(moved))} {shlex.quote(str(renamed))}"
@@ -210,7 +210,7 @@ def _check_shadows(facts: Facts) -> Iterator[Finding]:
 
 
 def _check_probes(facts: Facts) -> Iterator[Finding]:
-    """What the frameworks themselves say: they start, and each device that they see computes."""
+    """Check that each framework starts, and that each of its devices works."""
     for name, probes in facts["probes"].items():
         version = version_of(facts, name)
         again = reinstall(facts, as_it_is(name, version))
@@ -221,7 +221,7 @@ def _check_probes(facts: Facts) -> Iterator[Finding]:
             hung = [device for device in tried if device not in results]
             place = f"{hung[-1]} of {name} {version}" if hung else f"{name} {version}"
             if probe["target"] == "Ascend":
-                continue  # _check_ascend knows what to do
+                continue  # handled by _check_ascend
             if probe["status"] is None:
                 text = f"{place} gave no answer within {probe['timeout']:g} seconds."
                 yield Finding("problem", "probe", text, again)
@@ -245,12 +245,12 @@ def _signal(number: int) -> str:
 
 
 def _first(error: str) -> str:
-    """Return the first line of an error: MindSpore's have twenty."""
+    """Return the first line of an error; MindSpore's errors have about twenty lines."""
     return error.strip().partition("\n")[0]
 
 
 def _check_nvidia(facts: Facts) -> Iterator[Finding]:
-    """A graphics card that PyTorch's build, its driver or a variable leaves unused."""
+    """Detect a GPU that PyTorch cannot use because of its build, the driver or a variable."""
     cards = facts["hardware"]["nvidia"]
     told = told_by(facts, "torch")
     builds = [line for line in told if "cuda" in line]
@@ -260,7 +260,7 @@ def _check_nvidia(facts: Facts) -> Iterator[Finding]:
     hidden = facts["environ"]["CUDA_VISIBLE_DEVICES"]
     if cuda is None and builds[0].get("hip") is None:
         text = f"There is {card}, but torch {version} is a build for the CPU."
-        # On Linux the package index has CUDA builds; the number without its +cpu asks for one.
+        # On Linux the package index has CUDA builds; the version without +cpu selects one.
         yield Finding("problem", "nvidia", text, reinstall(facts, as_it_is("torch", version)))
     elif hidden is not None and hidden.strip() in ("", "-1"):
         text = f"There is {card}, but CUDA_VISIBLE_DEVICES={hidden!r} hides it from torch."
@@ -269,8 +269,8 @@ def _check_nvidia(facts: Facts) -> Iterator[Finding]:
         why = [_first(line["error"]) for line in told if line.get("unavailable") == "cuda"]
         text = (
             f"There is {card}, but torch {version}, built for CUDA {cuda}, cannot use it"
-            f"{': ' + why[0] if why else '.'} The driver may be older than CUDA {cuda} asks for: "
-            "update it, or take an older torch."
+            f"{': ' + why[0] if why else '.'} The driver may be too old for CUDA {cuda}: "
+            "update it, or install an older torch."
         )
         yield Finding(
             "problem", "nvidia", text, pip_install(facts, f"torch<{'.'.join(version.split('.')[:2])}")
@@ -278,7 +278,7 @@ def _check_nvidia(facts: Facts) -> Iterator[Finding]:
 
 
 def _check_ascend(facts: Facts) -> Iterator[Finding]:
-    """An Ascend device that MindSpore cannot load its plugin for."""
+    """Detect an Ascend device that MindSpore cannot use."""
     devices = facts["hardware"]["ascend"]
     for probe in facts["probes"].get("mindspore", ()):
         if not devices or probe["target"] != "Ascend":
@@ -287,7 +287,7 @@ def _check_ascend(facts: Facts) -> Iterator[Finding]:
             continue
         errors = [line["error"] for line in probe["told"] if line.get("error")]
         if errors:
-            # The line about the library says more than the first, which is the same for every cause.
+            # The line about the library is more specific than the first line, which is always the same.
             lines = [
                 line for line in errors[0].splitlines() if "dynamic library" in line and "failed" in line
             ]
@@ -302,7 +302,7 @@ def _check_ascend(facts: Facts) -> Iterator[Finding]:
             text += " CANN's variables are not set."
             yield Finding("problem", "ascend", text, "source /usr/local/Ascend/ascend-toolkit/set_env.sh")
         else:
-            text += f" Its version has to fit the CANN in {facts['hardware']['cann']}."
+            text += f" Its version has to match the CANN in {facts['hardware']['cann']}."
             yield Finding("problem", "ascend", text, reinstall(facts, as_required(facts, "mindspore")))
 
 

@@ -1,4 +1,4 @@
-"""The facts about an installation: what asks the machine is here, and judges nothing."""
+"""Collect the facts about an installation and a machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PACKAGES = {
     "optuna": "optuna",
     "matplotlib": "plot",
 }
-"""Package -> the extra of dualtrain that installs it; None: dualtrain itself does."""
+"""Package -> the extra of dualtrain that installs it; None: a dependency of dualtrain itself."""
 
 FRAMEWORKS = ("torch", "mindspore")
 
@@ -44,7 +44,7 @@ def gather(*, timeout: float = 120.0, environ: Mapping[str, str] | None = None) 
     framework and device target, and ``nvidia-smi``.
 
     Args:
-        timeout: Seconds that a framework has to be imported and to try its devices.
+        timeout: Limit in seconds for a framework's import and the test of its devices.
         environ: The environment variables; None: those of this process.
     """
     environ = os.environ if environ is None else environ
@@ -85,14 +85,14 @@ def gather(*, timeout: float = 120.0, environ: Mapping[str, str] | None = None) 
 
 
 def _kind() -> str | None:
-    """Return what keeps this interpreter's packages apart from others': ``venv``, ``conda`` or None."""
+    """Return the kind of this interpreter's environment: ``venv``, ``conda`` or None."""
     if sys.prefix != sys.base_prefix:
         return "venv"
     return "conda" if Path(sys.prefix, "conda-meta").is_dir() else None
 
 
 def _metadata(name: str) -> dict[str, Any]:
-    """Return what pip has recorded of a package, with None where nothing is."""
+    """Return a package's metadata, with None for missing values."""
     try:
         found = importlib.metadata.metadata(name)
     except importlib.metadata.PackageNotFoundError:
@@ -107,11 +107,11 @@ def _metadata(name: str) -> dict[str, Any]:
 
 
 def _package(name: str, apart: Sequence[str]) -> dict[str, Any] | None:
-    """Return what is known of a package without importing it; None: it is not installed.
+    """Return the facts of a package without importing it; None: it is not installed.
 
     Args:
-        name: Of the package and of its module.
-        apart: ``sys.path`` without what PYTHONPATH has put there.
+        name: The name of the package and of its module.
+        apart: ``sys.path`` without the entries of PYTHONPATH.
     """
     recorded = _metadata(name)
     location, other = (_location(PathFinder.find_spec(name, path)) for path in (_search_path(), apart))
@@ -145,17 +145,17 @@ def _without_pythonpath(environ: Mapping[str, str]) -> list[str]:
 
 
 def _installed() -> dict[str, str]:
-    """Return package -> version of everything that pip has recorded."""
+    """Return package -> version of all installed packages."""
     found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         name, version = distribution.metadata["Name"], distribution.metadata["Version"]
-        if name and version:  # a broken removal leaves folders without
+        if name and version:  # an incomplete removal leaves folders without them
             found.setdefault(canonicalize_name(name), version)
     return found
 
 
 def _hardware(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the accelerators that the system knows, whatever the frameworks say."""
+    """Return the accelerators of the system, independently of the frameworks."""
     nvidia = sorted(glob.glob("/dev/nvidia[0-9]*"))
     program = shutil.which("nvidia-smi", path=environ.get("PATH"))
     if program is not None:
@@ -183,7 +183,7 @@ print("dualtrain: " + json.dumps({"executable": sys.executable, "prefix": os.pat
 
 
 def _commands(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return whose the commands ``python`` and ``dualtrain`` are that PATH leads to."""
+    """Return the interpreters of the commands ``python`` and ``dualtrain`` on PATH."""
     path = environ.get("PATH")
     python = shutil.which("python", path=path) or shutil.which("python3", path=path)
     program = shutil.which("dualtrain", path=path)
@@ -195,14 +195,14 @@ def _commands(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _interpreter(program: str) -> str | None:
-    """Return the Python of an installed command: its first line says, or it is in the same folder."""
+    """Return the Python of an installed command, from its first lines or its folder."""
     try:
         with open(program, "rb") as file:
             first = file.readline(1024).decode("utf-8", "replace")
             first += file.readline(1024).decode("utf-8", "replace")
     except OSError:
         return None
-    # With a long path or a blank in it, pip writes a shell script whose second line has the path.
+    # For a long path or one with spaces, pip writes a shell script with the path in its second line.
     named = re.match(r"#!\s*(/\S*python\S*)", first) or re.search(
         r"exec'? '?\"?(/[^'\"\n]*python[^'\"\s]*)", first
     )
@@ -212,20 +212,20 @@ def _interpreter(program: str) -> str | None:
 
 
 def _ask(executable: str, environ: Mapping[str, str]) -> dict[str, Any] | None:
-    """Ask another Python what it is and has; without PYTHONPATH, which would be ours."""
+    """Query another Python for its version and packages, without this process's PYTHONPATH."""
     clean = {name: value for name, value in environ.items() if not name.startswith("PYTHON")}
     told = told_in(run([executable, "-c", _ASK], 20.0, clean)["output"])
     return {"program": executable, **told[-1]} if told else None
 
 
 def _shadows(directory: Path) -> list[str]:
-    """Return what a script that is started in a directory would import in a package's place."""
+    """Return the files of a directory that a script there would import instead of a package."""
     names = (name for package in PACKAGES for name in (f"{package}.py", f"{package}/__init__.py"))
     return [str(directory / name) for name in names if (directory / name).is_file()]
 
 
 def _probe(name: str, target: str, timeout: float, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Let a framework try its devices in another process."""
+    """Test a framework's devices in another process."""
     program = Path(__file__).parent.parent / "backends" / name / "devices.py"
     start = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     command = [sys.executable, "-c", start, str(program), *([target] if target else [])]
@@ -233,16 +233,16 @@ def _probe(name: str, target: str, timeout: float, environ: Mapping[str, str]) -
     return {"target": target, "timeout": timeout, **ended, "told": told_in(ended["output"])}
 
 
-# Reading them.
+# Reading the facts.
 
 
 def told_by(facts: Facts, name: str) -> list[dict[str, Any]]:
-    """Return what a framework has said of itself and of its devices."""
+    """Return the results of a framework's device tests."""
     return [line for probe in facts["probes"].get(name, ()) for line in probe["told"]]
 
 
 def version_of(facts: Facts, name: str) -> str | None:
-    """Return a package's version: as recorded, or else as it says itself; None: it is not there."""
+    """Return a package's version from its metadata or its device test; None: not installed."""
     package = facts["packages"].get(name)
     if package is None:
         return None

@@ -1,4 +1,4 @@
-"""Run a program that may hang, crash, or print what it likes."""
+"""Run a program that may hang, crash, or print arbitrary output."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 
 def run(command: Sequence[str], timeout: float, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Run a command where it can leave nothing behind.
+    """Run a command in a temporary directory.
 
     Returns:
-        ``status``: the exit status, negative for a signal, None if it had to be stopped;
-        ``output``, and ``errors``: the end of what it wrote to stderr.
+        ``status``: the exit status, negative for a signal, None after a timeout;
+        ``output``: stdout; ``errors``: the end of stderr.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         with (
@@ -52,7 +52,7 @@ def run(command: Sequence[str], timeout: float, environ: Mapping[str, str]) -> d
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and what it has started; one that has ended already is left alone."""
+    """End a running process and its child processes."""
     if process.poll() is None:
         try:
             os.killpg(process.pid, signal.SIGKILL)
@@ -62,7 +62,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def told_in(output: str) -> list[dict[str, Any]]:
-    """Return what a program has told of itself, among what frameworks print there."""
+    """Return the results in a program's output, which may also contain other lines."""
     found = []
     for line in output.splitlines():
         if line.startswith("dualtrain: "):

@@ -1,4 +1,4 @@
-"""The commands that mend an installation."""
+"""The commands that fix an installation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dualtrain.doctor.requirements import own_requirements, short
 
 
 def pip_install(facts: Facts, *arguments: str) -> str:
-    """Return the command that installs into the interpreter at hand."""
+    """Return the command that installs packages for this interpreter."""
     executable = shlex.quote(facts["python"]["executable"])
     pip = (
         f"{executable} -m pip install"
@@ -27,10 +27,10 @@ def pip_install(facts: Facts, *arguments: str) -> str:
 
 
 def reinstall(facts: Facts, what: str) -> str:
-    """Return the command that installs a package over itself.
+    """Return the command that reinstalls a package.
 
-    Its dependencies are installed again too, since one of them may be what is broken. MindSpore's
-    metadata would let numpy 2 in, so what dualtrain asks of numpy goes with it.
+    Its dependencies are reinstalled too, since one of them may be broken. MindSpore's metadata
+    allows numpy 2, so dualtrain's own requirement of numpy is added.
     """
     name = Requirement(what).name
     beside = [
@@ -42,23 +42,23 @@ def reinstall(facts: Facts, what: str) -> str:
 
 
 def as_it_is(name: str, version: str | None) -> str:
-    """Return the requirement of the version that is installed, of whichever build."""
+    """Return the requirement of the installed version, without its build tag."""
     return name if version in (None, "unknown") else f"{name}=={str(version).partition('+')[0]}"
 
 
 def as_required(facts: Facts, name: str) -> str:
-    """Return the requirement that dualtrain has of a package, such as ``torch>=2.6``."""
+    """Return dualtrain's requirement of a package, such as ``torch>=2.6``."""
     return next((short(asked) for asked, _ in own_requirements(facts) if asked.name == name), name)
 
 
 def new_environment(facts: Facts, what: str) -> str:
-    """Return the command that makes an environment with a Python that everything supports."""
+    """Return the command that creates an environment with a supported Python."""
     newest = max(tested_pythons(facts), key=Version, default="3.12")
     return f"python{newest} -m venv .venv && .venv/bin/python -m pip install {shlex.quote(what)}"
 
 
 def tested_pythons(facts: Facts) -> list[str]:
-    """Return the Pythons that dualtrain is tested with, as its metadata lists them."""
+    """Return the tested Python versions, from dualtrain's metadata."""
     marks = (
         re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", c)
         for c in facts["dualtrain"]["classifiers"]

@@ -1,4 +1,4 @@
-"""Facts and findings as text, and as JSON."""
+"""Format facts and findings as text or JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dualtrain.doctor.requirements import own_requirements
 
 
 def report(facts: Facts, findings: Sequence[Finding]) -> list[str]:
-    """Return the lines that ``dualtrain doctor`` prints."""
+    """Return the output lines of ``dualtrain doctor``."""
     python = facts["python"]
     rows = [
         (
@@ -43,7 +43,7 @@ def report(facts: Facts, findings: Sequence[Finding]) -> list[str]:
 
 
 def _devices(facts: Facts, name: str) -> str:
-    """Say which devices a framework can use."""
+    """Return a text with a framework's devices and whether they work."""
     told = told_by(facts, name)
     names = {line["device"]: line["name"] for line in told if "name" in line}
     works = {line["device"]: line["works"] for line in told if "works" in line}
@@ -63,7 +63,7 @@ def _how(facts: Facts, name: str) -> str:
 
 
 def _extras(facts: Facts) -> list[str]:
-    """Return the extras of dualtrain whose packages are all there."""
+    """Return the extras of dualtrain whose packages are all installed."""
     needs: dict[str, list[str]] = {}
     for requirement, extra in own_requirements(facts):
         if extra is not None:

@@ -1,4 +1,4 @@
-"""What packages require of each other, as their metadata says it."""
+"""Requirements of packages, from their metadata."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dualtrain.doctor.facts import Facts
 def requirements(
     facts: Facts, lines: Sequence[str], extras: Sequence[str] = ()
 ) -> Iterator[tuple[Requirement, str | None]]:
-    """Read ``Requires-Dist``: what applies on this machine, and the extra that asks for it.
+    """Read ``Requires-Dist``: requirements that apply on this machine, each with its extra.
 
     Args:
-        facts: What ``gather`` returns.
+        facts: The result of ``gather``.
         lines: The requirements of one package.
-        extras: Those of its extras that count. What other extras ask for is left out, and so is a
-            line that is no requirement by today's rules: old packages have such.
+        extras: The extras to include. Requirements of other extras are left out, and so are
+            invalid lines of old packages.
     """
     for line in lines:
         try:
@@ -36,17 +36,17 @@ def requirements(
 
 
 def own_requirements(facts: Facts) -> Iterator[tuple[Requirement, str | None]]:
-    """Return what dualtrain itself asks for."""
+    """Return dualtrain's own requirements."""
     return requirements(facts, facts["dualtrain"]["requires"], facts["dualtrain"]["extras"])
 
 
 def short(requirement: Requirement) -> str:
-    """Return a requirement as one types it, without its marker: ``torch>=2.6``."""
+    """Return a requirement without its marker: ``torch>=2.6``."""
     return f"{canonicalize_name(requirement.name)}{requirement.specifier}"
 
 
 def satisfies(version: str, specifiers: SpecifierSet | str) -> bool:
-    """Say whether a version is in a range such as ``>=2.7,<2.11``; one that is no version is."""
+    """Return whether a version is in a range such as ``>=2.7,<2.11``; True for an invalid version."""
     try:
         found = Version(version)
     except InvalidVersion:

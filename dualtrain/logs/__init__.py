@@ -1,4 +1,4 @@
-"""The reading side of logs: read them, show them, draw them."""
+"""Read, show and plot logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draw where attention goes, from early steps to late ones."""
+"""Draw attention maps over the steps of a run."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ def plot_attention(
     grid: tuple[int, int] | bool | None = None,
     title: str | None = None,
 ) -> Path:
-    """Draw what each key gets as heat maps: a row a layer, from early steps to late ones.
+    """Draw the mean attention per key as heat maps: one row per layer, one column per step.
 
-    A map of a Vision Transformer has the image's patches in their places, with the mean over heads; any
-    other map has a line for each head and a column for each key. Colours are multiples of what uniform
-    attention would give, and mean the same in all maps of the picture.
+    The map of a Vision Transformer is the grid of the image's patches, with the mean over heads; other
+    maps have a row for each head and a column for each key. Colours are multiples of uniform attention,
+    with one scale for all maps of the picture.
 
     Args:
-        log: The log of a TransformerMonitor, or its path, with its arrays beside it.
-        output: The picture; its ending decides the format (.png, .svg, .pdf).
-        layers: Which layers. None: all.
-        steps: Which steps. None: up to 6, evenly spaced from the first sample to the last.
-        head: The only head to be drawn. None: all of them, and on a grid their mean.
+        log: The log of a TransformerMonitor, or its path, with its arrays.
+        output: The picture; its extension determines the format (.png, .svg, .pdf).
+        layers: The layers to draw. None: all.
+        steps: The steps to draw. None: up to 6, evenly spaced from the first sample to the last.
+        head: The only head to draw. None: all heads, and on a grid their mean.
         grid: Rows and columns of patches; a class token before them is left out. None: a square, if
-            the number of keys, or one less, is a square number. False: heads by keys in any case.
-        title: What stands above the picture. None: model and backend, if the log tells them.
+            the number of keys, or one less, is a square number. False: always heads by keys.
+        title: The title. None: model and backend, if the log contains them.
 
     Returns:
         The path of the picture.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
-        ArgumentValueError: The log has no arrays, or not those that were asked for.
+        ArgumentValueError: The log has no arrays, or not the requested ones.
     """
     log = log if isinstance(log, Log) else read_log(log)
     arrays = log.arrays()
@@ -81,14 +81,14 @@ def _is_layer(name: str) -> bool:
 
 
 def _spaced(steps: list[int]) -> list[int]:
-    """Return up to so many steps, the first and the last among them."""
+    """Return evenly spaced steps up to a number, including the first and the last."""
     count = min(_COLUMNS, len(steps))
     places = {round(index * (len(steps) - 1) / max(1, count - 1)) for index in range(count)}
     return [steps[place] for place in sorted(places)]
 
 
 def _map_of(per_key: Any, head: int | None, grid: tuple[int, int] | bool | None) -> tuple[Any, bool] | None:
-    """Return a layer's map in multiples of uniform attention, and whether it is an image's grid."""
+    """Return a layer's map in multiples of uniform attention, and whether it is a grid of patches."""
     if per_key is None:
         return None
     heads, keys = per_key.shape
@@ -104,7 +104,7 @@ def _map_of(per_key: Any, head: int | None, grid: tuple[int, int] | bool | None)
             f"plot_attention(grid=...) takes the rows and columns of {keys} patches, or of {keys - 1} and "
             f"a class token, but got {grid!r}."
         )
-    real = shares[np.isfinite(shares).all(axis=1)]  # a head that saw nothing has NaN
+    real = shares[np.isfinite(shares).all(axis=1)]  # a head without any visible key has NaN
     own = shares[head or 0] if head is not None or not len(real) else real.mean(axis=0)
     return own[keys - cells :].reshape(shape), True
 
@@ -130,7 +130,7 @@ def _draw(maps: list[list[tuple[Any, bool] | None]], names: list[str], steps: li
     lowest = float(values.min()) if image and values.size else 0.0
     width = 1.45 if image else max(1.6, 9.0 / len(steps))
     figure = new_figure(1.5 + width * len(steps), 0.85 + 1.45 * len(maps))
-    # Where one key gets most of the attention, as a sentence's first often does, the others differ too.
+    # A single key, such as a sentence's first, often gets most of the attention; keep the others visible.
     scale = require("matplotlib.colors", extra="plot").PowerNorm(1.0 if image else 0.5, lowest, highest)
     panels = [list(row) for row in figure.subplots(len(maps), len(steps), squeeze=False)]
     bottom = panels[-1]
@@ -156,6 +156,6 @@ def _draw(maps: list[list[tuple[Any, bool] | None]], names: list[str], steps: li
         beyond = "max" if values.max(initial=0.0) > highest else "neither"
         every = [panel for row in panels for panel in row]
         bar = figure.colorbar(picture, ax=every, aspect=30, pad=0.02, extend=beyond)
-        bar.set_label(f"attention that a {'patch' if image else 'key'} gets (uniform: 1)")
+        bar.set_label(f"attention per {'patch' if image else 'key'} (uniform: 1)")
     figure.suptitle(title, x=0.01, ha="left", fontsize="large", fontweight="bold")
     return figure

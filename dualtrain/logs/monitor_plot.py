@@ -1,4 +1,4 @@
-"""Draw what the monitors of a run have logged."""
+"""Draw the logs of a run's monitors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DASHED = (0, (4, 2))
 _FIRST, _SECOND, _ALARM, _REFERENCE = "#123f6d", "#f2a285", "#c8553d", "#555555"
 
 _Spread = tuple[float, float, float]
-"""Mean, least and greatest."""
+"""Mean, minimum and maximum."""
 
 
 def plot_monitor(
@@ -28,27 +28,27 @@ def plot_monitor(
     explosion_threshold: float = 1e3,
     title: str | None = None,
 ) -> Path:
-    """Draw the health of one run: loss, gradient norms, entropy of attention, update ratios.
+    """Draw the curves of one run: loss, gradient norms, entropy of attention, update ratios.
 
-    A panel for each of these that is in the logs: loss and learning rate; the norm of the gradients,
-    before and after clipping, with the thresholds; the entropy of each attention layer, as mean and band
-    of its heads, below the entropy of uniform attention; and how far each group of parameters moves in
-    an update, where 1e-3 is usual.
+    There is one panel for each of these values in the logs: loss and learning rate; the norm of the
+    gradients, before and after clipping, with the thresholds; the entropy of each attention layer, as
+    mean and range of its heads, with the entropy of uniform attention; and the update ratio of each group
+    of parameters, with the usual value 1e-3.
 
     Args:
-        logs: The log of a TransformerMonitor, ParameterMonitor or StepLogger, or several of the same
-            run; paths, or logs that were read.
-        output: The picture; its ending decides the format (.png, .svg, .pdf).
-        grad_norm_threshold: Below it gradients vanish; TransformerMonitor's default, as the next one.
-        explosion_threshold: Above it they explode.
-        title: What stands above the picture. None: model and backend, if the log tells them.
+        logs: The log of a TransformerMonitor, ParameterMonitor or StepLogger, or several logs of the same
+            run; as paths or ``Log`` objects.
+        output: The picture; its extension determines the format (.png, .svg, .pdf).
+        grad_norm_threshold: Threshold of vanishing gradients; the default is TransformerMonitor's.
+        explosion_threshold: Threshold of exploding gradients; the default is TransformerMonitor's.
+        title: The title. None: model and backend, if the log contains them.
 
     Returns:
         The path of the picture.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
-        ArgumentValueError: The logs have nothing of all this.
+        ArgumentValueError: The logs have none of these values.
     """
     read = [
         log if isinstance(log, Log) else read_log(log)
@@ -88,11 +88,11 @@ def plot_monitor(
     return save(figure, output, dpi=110)
 
 
-# What is in the logs.
+# Reading the logs.
 
 
 def _numbers(logs: Sequence[Log], name: str) -> dict[int, tuple[float, ...]]:
-    """Return step -> value, as a tuple of as many as there are groups; what is no number is NaN."""
+    """Return step -> value, as a tuple with one item per group; values that are not numbers are NaN."""
     return {
         record.step: tuple(
             float(item) if isinstance(item, (int, float)) else math.nan
@@ -115,7 +115,7 @@ def _rows(logs: Sequence[Log], table: str) -> Iterator[tuple[int, dict[str, Any]
 
 
 def _named_numbers(logs: Sequence[Log], table: str) -> Iterator[tuple[int, str, float]]:
-    """Yield what a monitor without a log of its own has given to a logger: ``table/name``."""
+    """Yield values that a monitor without its own log gave to a logger, named ``table/name``."""
     for name in dict.fromkeys(name for log in logs for name in log.names):
         if name.startswith(f"{table}/"):
             for step, values in _numbers(logs, name).items():
@@ -123,7 +123,7 @@ def _named_numbers(logs: Sequence[Log], table: str) -> Iterator[tuple[int, str, 
 
 
 def _entropies(logs: Sequence[Log]) -> dict[int, dict[int, _Spread]]:
-    """Return layer -> step -> mean, least and greatest entropy of its heads."""
+    """Return layer -> step -> mean, minimum and maximum entropy of its heads."""
     heads: dict[int, dict[int, list[float]]] = {}
 
     def add(layer: Any, step: int, entropy: Any) -> None:
@@ -142,13 +142,13 @@ def _entropies(logs: Sequence[Log]) -> dict[int, dict[int, _Spread]]:
 
 
 def _numbers_of_keys(logs: Sequence[Log]) -> list[int]:
-    """Return how many keys attention has, if there are arrays that tell."""
+    """Return the numbers of keys of the attention arrays, if there are any."""
     arrays = (next(iter(log.arrays().values()), {}) for log in logs)
     return sorted({array.shape[-1] for own in arrays for array in own.values() if array.ndim == 2})
 
 
 def _update_ratios(logs: Sequence[Log]) -> dict[str, dict[int, float]]:
-    """Return group -> step -> update ratio, in the order in which groups appear."""
+    """Return group -> step -> update ratio, in order of appearance of the groups."""
     groups: dict[str, dict[int, float]] = {}
     for step, row in _rows(logs, "parameters"):
         if isinstance(ratio := row.get("update_ratio"), (int, float)):
@@ -165,7 +165,7 @@ def _title_of(logs: Sequence[Log]) -> str:
     return ""
 
 
-# One panel each.
+# Panels.
 
 
 def _draw_loss(
@@ -248,20 +248,20 @@ def _draw_ratios(panel: Any, groups: dict[str, dict[int, float]]) -> None:
         panel.plot([*steps], ratios, color=colour, lw=1.2, label=label, marker=marker_of(ratios), ms=3)
     _mark(panel, _USUAL_RATIO, f"usual: about {_USUAL_RATIO:g}", _REFERENCE)
     panel.set_yscale("log", nonpositive="mask")
-    panel.set_title("how far an update moves the weights", loc="left")
+    panel.set_title("change of the weights per update", loc="left")
     panel.set_ylabel("update ratio")
     _name_beside(panel)
 
 
 def _name_beside(panel: Any) -> None:
-    """Name the curves at the right of a panel, since they may be anywhere inside."""
+    """Place a legend at the right of a panel, where it cannot cover the curves."""
     panel.legend(
         frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0
     )
 
 
 def _mark(panel: Any, value: float, text: str, colour: str, *, below: bool = False) -> None:
-    """Draw a line at a value of the vertical axis, and say at its right end what it is."""
+    """Draw a line at a value of the vertical axis, with a label at its right end."""
     panel.axhline(value, color=colour, lw=1, ls=_DASHED)
     panel.annotate(
         text,

@@ -22,17 +22,17 @@ def plot_logs(
     names: Sequence[str] | None = None,
     labels: Sequence[str] | None = None,
 ) -> Path:
-    """Draw the values of one or more logs over steps, one panel a name, one line a log.
+    """Draw the values of one or more logs over steps, one panel per name, one line per log.
 
-    Results of evaluations are dashed. Those of ``eval_loss`` are in the panel of ``loss``, if that is
-    drawn, and so are those of any other name with the prefix ``eval_`` or ``val_``.
+    Results of evaluations are dashed. ``eval_loss`` is drawn in the panel of ``loss``, if there is one;
+    the same holds for other names with the prefix ``eval_`` or ``val_``.
 
     Args:
         logs: Logs, or paths of logs.
-        output: The picture; its ending decides the format (.png, .svg, .pdf).
-        names: What to draw. None: every number that some log has, except counters and clocks. Tables,
-            as monitors log them, are drawn by ``plot_monitor``, a run at a time.
-        labels: A name for each log in the legend. None: the backend, or the file's name.
+        output: The picture; its extension determines the format (.png, .svg, .pdf).
+        names: The values to draw. None: all numbers in the logs, except counters and times. Tables of
+            monitors are drawn by ``plot_monitor``, for one run.
+        labels: The logs' names in the legend. None: the backend, or the name of the file.
 
     Returns:
         The path of the picture.
@@ -82,13 +82,13 @@ def plot_logs(
 
 
 def _panel_of(mode: str, name: str, curves: Sequence[tuple[str, str]]) -> str:
-    """Return the name of the panel of a curve: an evaluation's ``eval_loss`` belongs to ``loss``."""
+    """Return the panel of a curve: an evaluation's ``eval_loss`` belongs to ``loss``."""
     bare = name.removeprefix("eval_").removeprefix("val_")
     return bare if mode == "eval" and ("train", bare) in curves else name
 
 
 def _has_numbers(log: Log, mode: str, name: str) -> bool:
-    """Whether a column of a log is one of numbers; some hold texts, or a list of layers."""
+    """Return whether a column of a log has numbers; other columns have texts or tables."""
     if name not in log.names_of(mode):
         return False
     values = [item for v in log.column(name, mode)[1] for item in (v if isinstance(v, tuple) else (v,))]

@@ -1,4 +1,4 @@
-"""Read a log back, whatever ended the run that wrote it."""
+"""Read logs, including incomplete logs of killed runs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dualtrain.records import Record, arrays_of, parts_of, ranks_of, sidecar_of
 
 @dataclass(frozen=True)
 class Log:
-    """A log that was read.
+    """The contents of a log.
 
     Attributes:
         path: The file.
         records: Its records, in order.
-        meta: The run information beside it; empty if there is none.
-        torn: Lines that a killed run left torn, as text; they are no records.
+        meta: The run information; empty if there is none.
+        torn: Incomplete lines left by a killed run, as text.
     """
 
     path: Path
@@ -32,24 +32,24 @@ class Log:
 
     @property
     def names(self) -> list[str]:
-        """The names of the values of training, in the order in which they first appear."""
+        """The names of the values of training, in order of appearance."""
         return self.names_of("train")
 
     def names_of(self, mode: str) -> list[str]:
-        """Return the names of the values of ``"train"`` or ``"eval"``, in the order of appearance."""
+        """Return the names of the values of ``"train"`` or ``"eval"``, in order of appearance."""
         of_mode = (record for record in self.records if record.mode == mode)
         return list(dict.fromkeys(name for record in of_mode for name in record.values))
 
     def column(self, name: str, mode: str = "train") -> tuple[list[int], list[Any]]:
-        """Return the steps at which a value was recorded, and the values.
+        """Return the steps of a value's records, and its values.
 
         Args:
             name: The name of the value.
-            mode: ``"train"``: of the rows of training. ``"eval"``: of those of evaluations, whose step
-                is the one of training after which the evaluation was made.
+            mode: ``"train"``: rows of training. ``"eval"``: rows of evaluations; their step is the
+                last training step before the evaluation.
 
         Raises:
-            ArgumentValueError: No record of that mode has it; the message lists what there is.
+            ArgumentValueError: No record of that mode has the value; the message lists the names.
         """
         rows = [record for record in self.records if record.mode == mode and name in record.values]
         if not rows:
@@ -57,9 +57,9 @@ class Log:
         return [row.step for row in rows], [row.values[name] for row in rows]
 
     def arrays(self) -> Mapping[int, dict[str, Any]]:
-        """Return the arrays beside the log, by step and name; empty if there are none.
+        """Return the log's arrays, by step and name; empty if there are none.
 
-        A step's arrays are read, as numpy arrays, each time they are asked for.
+        Each access reads a step's arrays from disk, as numpy arrays.
         """
         return _Arrays(arrays_of(self.path))
 
@@ -72,7 +72,7 @@ class Log:
 
 
 class _Arrays(Mapping[int, dict[str, Any]]):
-    """Step -> its arrays, read when asked for."""
+    """Step -> its arrays, read on access."""
 
     def __init__(self, folder: Path) -> None:
         found = (re.fullmatch(r"step-(\d+)\.npz", path.name) for path in sorted(folder.glob("step-*.npz")))
@@ -96,11 +96,10 @@ class _Arrays(Mapping[int, dict[str, Any]]):
 
 
 def read_log(path: str | os.PathLike[str]) -> Log:
-    """Read a JSONL log and the run information beside it.
+    """Read a JSONL log and its run information.
 
-    Parts that it was split into are read as one, in order. A line that is no whole record, as
-    a killed run may leave one, is kept in ``torn``; any number of them is tolerated, since a
-    resumed run goes on after it.
+    The parts of a split log are joined, in order. Incomplete lines, as left by killed runs, are
+    collected in ``torn``; there may be several, since a resumed run continues after them.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -122,7 +121,7 @@ def read_log(path: str | os.PathLike[str]) -> Log:
 
 
 def read_ranks(path: str | os.PathLike[str]) -> dict[int, Log]:
-    """Read the logs that the ranks of one run wrote, by rank.
+    """Read the logs of all ranks of a run, by rank.
 
     Args:
         path: The log of rank 0, ``train_log.jsonl``; the others are ``train_log.rank1.jsonl``
@@ -138,10 +137,10 @@ def read_ranks(path: str | os.PathLike[str]) -> dict[int, Log]:
 
 
 def _lines_of(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a log's parts, in order, and then its own.
+    """Yield the lines of a log's parts, in order, and then of the log itself.
 
-    Its own file is opened first: if the run that is writing it makes it a part meanwhile, it is
-    read once, and what comes after it is left out.
+    The log itself is opened first: if a run renames it to a part meanwhile, it is read once, and
+    newer files are not read.
     """
     with path.open("rb") as last:
         for part in parts_of(path).values():
@@ -155,6 +154,6 @@ def _lines_of(path: Path) -> Iterator[bytes]:
 def _read_meta(sidecar: Path) -> dict[str, Any]:
     try:
         meta = json.loads(sidecar.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):  # a killed run may leave it torn
+    except (FileNotFoundError, ValueError):  # a killed run may leave it incomplete
         return {}
     return meta if isinstance(meta, dict) else {}

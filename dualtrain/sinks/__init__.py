@@ -1,4 +1,4 @@
-"""Where records go. A sink writes records and knows nothing of training."""
+"""Sinks: destinations of records, independent of training."""
 
 from __future__ import annotations
 

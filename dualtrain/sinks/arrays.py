@@ -1,4 +1,4 @@
-"""A record's arrays, in a file of their own beside the log."""
+"""Save a record's arrays in a separate file next to the log."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dualtrain.errors import ArgumentValueError
 from dualtrain.records import Record
 
 _TAKEN = ("file", "allow_pickle")
-"""Names that ``numpy.savez`` has for arguments of its own."""
+"""Names of ``numpy.savez``'s own arguments."""
 
 
 def save_arrays(folder: Path, record: Record) -> None:
-    """Write an npz file beside its place and rename it, so that it is never torn.
+    """Write a record's arrays to an npz file, atomically: under a temporary name, then renamed.
 
     Raises:
-        ArgumentValueError: An array has a name that ``numpy.savez`` refuses, or holds Python objects.
+        ArgumentValueError: An array has a name that ``numpy.savez`` refuses, or contains Python objects.
         OSError: The file cannot be written.
     """
     import numpy as np
@@ -29,7 +29,7 @@ def save_arrays(folder: Path, record: Record) -> None:
         if name in _TAKEN:
             raise ArgumentValueError(
                 f"An array of step {record.step} is called {name!r}, but numpy.savez has an argument of "
-                f"that name: give the array another name."
+                f"that name: rename the array."
             )
         if array.dtype.hasobject:
             raise ArgumentValueError(
@@ -38,7 +38,7 @@ def save_arrays(folder: Path, record: Record) -> None:
             )
     place = folder / f"step-{record.step:09d}.npz"
     beside = place.with_suffix(".npz.next")
-    archive = io.BytesIO()  # savez leaves an open archive behind where a write fails
+    archive = io.BytesIO()  # savez does not close its archive if a write fails
     np.savez(archive, **arrays)
     try:
         beside.write_bytes(archive.getbuffer())

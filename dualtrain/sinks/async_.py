@@ -1,4 +1,4 @@
-"""A sink that lets another one write on a thread of its own."""
+"""A sink that writes to another sink on a background thread."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from dualtrain.records import Record
 from dualtrain.sinks.sink import Sink
 
 _POLL = 0.1
-"""Seconds between two looks at an empty queue."""
+"""Seconds between two polls of an empty queue."""
 _BATCH = 100
 _BREATH = 0.005
-"""Seconds of rest after ``_BATCH`` records: a thread busy in pure Python slows down training."""
+"""Seconds of pause after ``_BATCH`` records: a thread busy in pure Python slows down training."""
 
 
 class AsyncSink:
-    """Take records at once and pass them on, in order, on a worker thread.
+    """Queue records and write them, in order, on a worker thread.
 
     The inner sink is flushed at least every ``flush_interval`` seconds, by ``flush`` and
-    ``close``, and at interpreter exit if nobody has closed it. Its errors come out of the next
-    ``write``, ``flush`` or ``close`` here, once each; what comes with that write is taken all
-    the same. A child of ``fork`` has no part in it: there nothing is written.
+    ``close``, and at interpreter exit if it is still open. An error of the inner sink is raised
+    once, from the next ``write``, ``flush`` or ``close``; a record given to that ``write`` is still
+    queued. In a child of ``fork`` nothing is written.
 
     Args:
-        sink: Where the records go. It is used by the worker alone from now on, and closed
-            with this one.
-        queue_size: Records that may wait. While that many do, ``write`` waits too, so that none is lost.
-        flush_interval: Seconds. What a killed process loses is at most so old.
+        sink: The inner sink. Only the worker uses it from now on; it is closed with this one.
+        queue_size: Maximum number of queued records. ``write`` blocks while the queue is full, so
+            that no record is lost.
+        flush_interval: Seconds between flushes; the maximum age of records lost by a killed process.
 
     Attributes:
         lost: Records that the inner sink could not write: its own ``lost`` if it has one,
-            else those for which its ``write`` failed.
+            otherwise the number of failed calls of its ``write``.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: An argument cannot be used.
+        ArgumentTypeError, ArgumentValueError: An argument is invalid.
 
-    Cost: 0.15 us a record. The worker is never woken for a record: it looks ten times a second,
-    and rests after each hundred.
+    Cost: 0.15 us per record. The worker is not woken for each record: it polls ten times per second,
+    and pauses after each hundred records.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class AsyncSink:
         return lost
 
     def write(self, record: Record) -> None:
-        """Take one record."""
+        """Queue one record."""
         if self._closed:
             if self._forked:
                 return
@@ -95,13 +95,13 @@ class AsyncSink:
             self._raise_error()
 
     def flush(self) -> None:
-        """Wait until everything written so far is with the inner sink, and that is flushed."""
+        """Wait until all queued records are written and the inner sink is flushed."""
         if not self._closed:
             self._drain()
         self._raise_error()
 
     def close(self) -> None:
-        """Pass on what waits, close the inner sink, and end the thread."""
+        """Write the queued records, close the inner sink, and end the thread."""
         with self._lock:
             first, self._closed = not self._closed, True
         if self._forked:
@@ -114,10 +114,10 @@ class AsyncSink:
         self._raise_error()
 
     def disown(self) -> None:
-        """Write nothing from now on, as in a forked child, which has no worker."""
+        """Write nothing from now on, for a forked child, which has no worker."""
         self._closed = self._forked = True
         self._queue = deque()
-        self._lock = threading.Lock()  # whoever held it has not come along
+        self._lock = threading.Lock()  # the old one may be held by a thread of the parent
         atexit.unregister(self.close)
 
     def __repr__(self) -> str:
@@ -130,7 +130,7 @@ class AsyncSink:
         self._queue.append(done)
         self._wake.put(None)
         while not done.wait(1.0) and self._thread.is_alive():
-            pass  # it has ended if another thread has closed this sink in between
+            pass  # the worker has ended if another thread closed this sink meanwhile
 
     def _raise_error(self) -> None:
         if self._forked:
@@ -172,7 +172,7 @@ class AsyncSink:
     def _attempt(self, action: Callable[..., None], *record: Any) -> None:
         try:
             action(*record)
-        except BaseException as error:  # noqa: BLE001 - raised again where training is
+        except BaseException as error:  # noqa: BLE001 - re-raised on the training thread
             with self._lock:
                 self._failed += len(record)
                 if self._error is None:

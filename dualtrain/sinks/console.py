@@ -1,4 +1,4 @@
-"""A sink for people: a line a record."""
+"""A sink that prints one line per record."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dualtrain.records import Record
 
 
 class ConsoleSink:
-    """Print each record as one line, numbers to six significant digits.
+    """Print each record as one line, numbers with six significant digits.
 
     Args:
-        stream: Where to; None: whatever ``sys.stdout`` is when a record is written.
+        stream: The output stream; None: the current ``sys.stdout`` at each write.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -30,7 +30,7 @@ class ConsoleSink:
         self._target().flush()
 
     def close(self) -> None:
-        """Flush the stream and leave it open: it is not ours."""
+        """Flush the stream; its owner closes it."""
         self.flush()
 
     def _target(self) -> TextIO:

@@ -1,4 +1,4 @@
-"""A sink that passes records to several others."""
+"""A sink that passes records to several sinks."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from dualtrain.sinks.sink import Sink
 
 
 class FanOut:
-    """Pass each record to every one of several sinks, in their order.
+    """Pass each record to several sinks, in order.
 
-    An error of one sink keeps nothing from the others: the first error is raised when all have been
-    called. ``flush`` and ``close`` are passed on in the same way.
+    An error of one sink does not affect the others: the first error is raised after all have been
+    called. The same holds for ``flush`` and ``close``.
 
     Args:
-        sinks: Where the records go; closed with this one.
+        sinks: The sinks; closed with this one.
 
     Attributes:
-        lost: The sum of what the sinks could not write: a sink's own ``lost`` if it has one, else the
-            records for which its ``write`` failed.
+        lost: The sum of records that the sinks could not write: a sink's own ``lost`` if it has one,
+            otherwise the number of failed calls of its ``write``.
 
     Raises:
-        ArgumentTypeError: One of them is not a sink.
+        ArgumentTypeError: An argument is not a sink.
     """
 
     def __init__(self, *sinks: Sink) -> None:
@@ -36,7 +36,7 @@ class FanOut:
 
     @property
     def lost(self) -> int:
-        """Records that could not be written, of all the sinks."""
+        """Records that could not be written, summed over the sinks."""
         return sum(
             getattr(sink, "lost", failed) for sink, failed in zip(self.sinks, self._failed, strict=True)
         )

@@ -1,4 +1,4 @@
-"""JSON lines in a file that nobody else is writing."""
+"""A sink that writes JSON lines to a locked file."""
 
 from __future__ import annotations
 
@@ -16,49 +16,48 @@ from dualtrain.sinks.arrays import save_arrays
 from dualtrain.sinks.rotation import LOG_FLAGS, end_torn_line, is_at, lock, open_log, unlock
 
 _WAITING_LINES = 1000
-"""How many lines wait for a flush before they are written without one."""
+"""Maximum number of pending lines before they are written without a flush."""
 
 
 class JsonlSink:
-    """Append records to a file, one strict JSON object a line.
+    """Append records to a file, one strict JSON object per line.
 
-    The file is opened here. A finished log of that name is moved aside first, to the first
+    The constructor opens the file. An existing log of that name is renamed first, to the first
     free of ``name.1.jsonl``, ``name.2.jsonl``, ..., with its parts, its run information and
-    its arrays; a log that a live run is writing is refused. Missing folders are made. Devices
-    and pipes are written to as they are.
+    its arrays; a log that another run is writing is refused. Missing folders are created. Devices
+    and pipes are written to directly.
 
-    A record's ``arrays`` are saved as ``<path>.arrays/step-000000050.npz``, not for devices
-    and pipes. A second record of a step with arrays replaces the first one's. An array cannot be
-    called ``file`` or ``allow_pickle``, which are arguments of ``numpy.savez``.
+    A record's ``arrays`` are saved as ``<path>.arrays/step-000000050.npz``, except for devices
+    and pipes. A second record with arrays of the same step replaces the first file. ``file`` and
+    ``allow_pickle`` are invalid names of arrays, since they are arguments of ``numpy.savez``.
 
-    A write that fails half-way, as on a full disk, leaves no torn line: the file is cut back
-    to its last whole one, and the next write that succeeds goes on there. A child of ``fork``
-    has no part in the file.
+    A write that fails half-way, as on a full disk, leaves no incomplete line: the file is truncated
+    after its last complete line, and the next successful write continues there. A child of ``fork``
+    does not write to the file.
 
     Args:
         path: The file.
-        append: Continue the log that is there, as a resumed run does.
-        meta: Information about the run, written beside the log as ``<path>.meta.json``: one
-            line of JSON, with the schema version. Not for devices and pipes; a log that is
-            continued keeps what it has.
-        line_buffering: Write each line at once. If not, lines wait for ``flush``, which writes
-            them in one call; a flush that fails keeps them for the next one, up to 1000.
-        max_bytes: The size that the file does not exceed, unless a single line does: it is
-            renamed to ``name.part1.jsonl``, ``name.part2.jsonl``, ... and a new one begun.
-            None: no limit. Where a file system has no hard links the file grows on, and an
-            ``OSError`` says so.
+        append: Continue an existing log, for a resumed run.
+        meta: Run information, written to ``<path>.meta.json``: one line of JSON, with the
+            schema version. Not for devices and pipes; a continued log keeps its own.
+        line_buffering: True: write each line immediately. False: lines wait for ``flush``, which
+            writes them in one call; a failed flush keeps them for the next one, up to 1000.
+        max_bytes: Maximum size of the file, except for a single longer line: the file is
+            renamed to ``name.part1.jsonl``, ``name.part2.jsonl``, ... and a new one started.
+            None: no limit. On a file system without hard links the file keeps growing, with an
+            ``OSError``.
 
     Attributes:
-        lost: Records that are not in the file since it could not be written; those that wait
-            for a flush count once the sink is closed.
+        lost: Records missing in the file because of write errors; pending lines count after the
+            sink is closed.
 
     Raises:
-        LogInUseError: Another live run is writing this file.
+        LogInUseError: Another run is writing this file.
         OSError: The file cannot be opened or written.
 
-    Cost: about 5 us a record for its JSON, and 3 us for the system calls with
-    ``line_buffering``, or once a flush without. Arrays are not compressed: that would make
-    them 10 to 20 % smaller and take 5 to 80 times as long.
+    Cost: about 5 us per record for its JSON, and 3 us for the system calls, per line with
+    ``line_buffering`` or else per flush. Arrays are not compressed: compression would save 10 to
+    20 % of the size and take 5 to 80 times as long.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class JsonlSink:
         self.line_buffering = line_buffering
         self.max_bytes = None if max_bytes is None else positive_int("JsonlSink", "max_bytes", max_bytes)
         self.lost = 0
-        self._place = self.path.absolute()  # also after a chdir
+        self._place = self.path.absolute()  # valid after a chdir
         self._lines: list[bytes] = []  # not yet in the file
         self._torn = False
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,11 +95,11 @@ class JsonlSink:
         _open_sinks.add(self)
 
     def write(self, record: Record) -> None:
-        """Take one record: write its line, or let it wait for ``flush``, and save its arrays.
+        """Write one record's line, or keep it for ``flush``, and save its arrays.
 
         Raises:
-            OSError: The line, or an array, could not be written. An array that could not does
-                not keep the line out of the log.
+            OSError: The line or an array could not be written. The line is written even if an
+                array cannot be.
         """
         if self._descriptor is None:
             raise ValueError(f"the log {str(self.path)!r} is closed.")
@@ -123,12 +122,12 @@ class JsonlSink:
                 save_arrays(arrays_of(self._place), record)
 
     def flush(self) -> None:
-        """Write the lines that wait, in one call. What cannot be written waits on."""
+        """Write the pending lines in one call; lines that fail stay pending."""
         if self._descriptor is not None:
             self._write_out()
 
     def close(self) -> None:
-        """Flush and close the file, which also releases it for other runs."""
+        """Flush and close the file, and release its lock."""
         if self._descriptor is None:
             return
         try:
@@ -141,7 +140,7 @@ class JsonlSink:
             os.close(descriptor)
 
     def disown(self) -> None:
-        """Have no part in the file from now on, nor in its lock, as in a forked child."""
+        """Close the file without writing and without releasing its lock, for a forked child."""
         descriptor, self._descriptor = self._descriptor, None
         self._lines = []
         if descriptor is not None:
@@ -163,14 +162,14 @@ class JsonlSink:
                 continue
             try:
                 self._begin_part()
-            except OSError as error:  # no reason to lose lines: the file grows on
+            except OSError as error:  # keep the lines: the file grows beyond its limit
                 self._limit = self._size + (self.max_bytes or 0)
                 trouble = error
         if trouble is not None:
             raise trouble
 
     def _fitting(self) -> int:
-        """Return how many of the lines fit into this file; at least one if it is empty."""
+        """Return the number of pending lines that fit into this file; at least one if it is empty."""
         if self._limit is None:
             return len(self._lines)
         room = self._limit - self._size
@@ -204,19 +203,19 @@ class JsonlSink:
         del self._lines[:count]
 
     def _already(self, descriptor: int, data: bytes) -> int:
-        """Return how much of it is in the file: all, where Ctrl-C came before that was noted."""
+        """Return the bytes of ``data`` already in the file: all if Ctrl-C interrupted the bookkeeping."""
         size = os.lseek(descriptor, 0, os.SEEK_END)
         more = size - self._size
         if more > 0 and data.startswith(os.pread(descriptor, more, self._size)):
             return more
-        self._size = size  # somebody has changed the file, or nothing has happened
+        self._size = size  # another process changed the file, or nothing was written
         return 0
 
     def _begin_part(self) -> None:
-        """Give the full file the name of a part, and begin an empty one under the log's name.
+        """Rename the full file to a part, and start an empty one under the log's name.
 
-        The log's name is that of a locked file at every moment: the full one until the new
-        one, locked already, takes its place in one step.
+        The log's name always refers to a locked file: the new file is locked before it replaces
+        the full one atomically.
         """
         old = self._descriptor
         assert old is not None
@@ -228,7 +227,7 @@ class JsonlSink:
             lock(descriptor, fresh)
             os.ftruncate(descriptor, 0)  # a killed run may have left it
             number, part = ([(0, None), *parts_of(self._place).items()])[-1]
-            if part is None or not is_at(old, part):  # as it is if a run was killed in between
+            if part is None or not is_at(old, part):  # the link exists if a run was killed at this point
                 os.link(self._place, part_of(self._place, number + 1))
             os.replace(fresh, self._place)
         except BaseException:

@@ -1,4 +1,4 @@
-"""A sink that keeps the records."""
+"""A sink that keeps records in memory."""
 
 from __future__ import annotations
 

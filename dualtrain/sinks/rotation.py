@@ -1,4 +1,4 @@
-"""Whose file a log is: it is locked while a run writes it, and moved aside by the next one."""
+"""Lock the log of a running run, and rename the log of an earlier one."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from dualtrain.records import arrays_of, part_of, parts_of, sidecar_of
 
 try:
     import fcntl
-except ImportError:  # Windows: no advisory locks, so a second writer is not noticed there
+except ImportError:  # Windows: no advisory locks, so a second writer is not detected there
     fcntl = None  # type: ignore[assignment]
 
 LOG_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 def open_log(path: Path, append: bool) -> int:
-    """Open a log that nobody else is writing, and lock it; a finished one is moved aside first.
+    """Open and lock a log; an existing one is renamed first.
 
     Args:
         path: The file.
-        append: Continue the log that is there.
+        append: Continue an existing log.
 
     Returns:
         The descriptor.
 
     Raises:
-        LogInUseError: Another live run is writing this file.
+        LogInUseError: Another run is writing this file.
         OSError: The file cannot be opened.
     """
     while True:
@@ -41,7 +41,7 @@ def open_log(path: Path, append: bool) -> int:
                 return descriptor
             lock(descriptor, path)
             if not is_at(descriptor, path):
-                os.close(descriptor)  # moved aside by another run between our two looks
+                os.close(descriptor)  # another run renamed it before it was locked here
                 continue
             left = _belongings(path)
             if append or (os.fstat(descriptor).st_size == 0 and not left):
@@ -58,8 +58,8 @@ def lock(descriptor: int, path: Path) -> None:
     if fcntl is None:
         return
     try:
-        # On the open descriptor: refused to a second run in this process too, and released
-        # by the system when its owner dies.
+        # The lock belongs to the open descriptor: it also excludes a second run in this process, and
+        # the system releases it when its process ends.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise LogInUseError(
@@ -69,14 +69,14 @@ def lock(descriptor: int, path: Path) -> None:
 
 
 def unlock(descriptor: int) -> None:
-    """Release a log before it is closed: a process that is being started may have the descriptor too."""
+    """Release a log before it is closed: a process being started may also have the descriptor."""
     if fcntl is not None:
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Whether the open file is the one of that name."""
+    """Return whether the open file is the one at that path."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -84,12 +84,12 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 
 def _belongings(path: Path) -> list[Path]:
-    """Return the parts and the arrays of a log that there are."""
+    """Return the existing parts and arrays of a log."""
     return [*parts_of(path).values(), *filter(Path.exists, [arrays_of(path)])]
 
 
 def _move_aside(path: Path) -> None:
-    """Rename a log and what belongs to it. The log itself comes last: it is locked until then."""
+    """Rename a log with its files. The log itself is last, since it holds the lock."""
     for number in itertools.count(1):
         moves = _moves(path, number)
         if not any(new.exists() for _, new in moves):
@@ -106,7 +106,7 @@ def _moves(path: Path, number: int) -> list[tuple[Path, Path]]:
 
 
 def end_torn_line(descriptor: int) -> None:
-    """End a last line that a killed run left torn, so that it cannot spoil the next one."""
+    """End an incomplete last line of a killed run, so that it does not corrupt the next one."""
     size = os.fstat(descriptor).st_size
     if size and os.pread(descriptor, 1, size - 1) != b"\n":
         os.write(descriptor, b"\n")

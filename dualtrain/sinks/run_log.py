@@ -1,4 +1,4 @@
-"""The log of a run: what logging callbacks write through."""
+"""The log of a run, used by logging callbacks."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from dualtrain.sinks.sink import Sink
 _logger = logging.getLogger(__name__)
 
 Later = Callable[[], Mapping[str, Any]]
-"""Returns values of a record that were not known when it was written."""
+"""Function that returns a record's deferred values."""
 
 
 class RunLog:
-    """A log in a JSONL file, in further sinks, or in both, that never ends the run it tells of.
+    """A log in a JSONL file, in other sinks, or in both, whose write errors do not end the run.
 
     Open it at train begin with ``RunLog.open``, and close it at teardown. An ``OSError`` while
-    it is written, as on a full disk, is warned of once; lines that find no room are counted,
-    and the log goes on when there is room again.
+    writing, as on a full disk, causes one warning; lost lines are counted, and logging resumes when
+    there is space again.
 
     Args:
-        sink: Where the records go.
-        path: The file, for messages; None: there is none.
-        run_context: The run, which says when values that are still missing are known. None: they are
-            asked for at once.
+        sink: The sink of the records.
+        path: The file, for messages; None: there is no file.
+        run_context: The run, which determines when deferred values are read. None: they are read
+            immediately.
         flush_each: Flush after each record.
     """
 
@@ -69,25 +69,25 @@ class RunLog:
         max_bytes: int | None = None,
         meta: dict[str, Any] | None = None,
     ) -> RunLog | None:
-        """Open the log of a run, with information about the run beside it.
+        """Open the log of a run, and write its run information.
 
         Args:
             run_context: The run.
             log_file: The file of rank 0; other ranks write ``train_log.rank1.jsonl`` and so on. None:
-                the records go to ``sinks`` alone.
-            sinks: Where the records go beside the file. They are closed with the log.
-            rank: ``"main"``: rank 0 alone writes. ``"all"``: every rank does.
-            asynchronous: Write on a thread, one for all sinks, at least once a second. If not, each
-                line at once.
-            append: Continue the log that is there.
+                the records go only to ``sinks``.
+            sinks: Further sinks of the records. They are closed with the log.
+            rank: ``"main"``: only rank 0 writes. ``"all"``: every rank writes.
+            asynchronous: True: write on one thread for all sinks, at least once per second. False:
+                write each line immediately.
+            append: Continue an existing log.
             max_bytes: As in ``JsonlSink``.
-            meta: What to add to the run information.
+            meta: Additional run information.
 
         Returns:
-            The log, or None on a rank that does not write, and where there is nothing to write to.
+            The log, or None on a rank that does not write, or without a file and sinks.
 
         Raises:
-            LogInUseError: Another live run is writing this file.
+            LogInUseError: Another run is writing this file.
             OSError: The file cannot be opened or written.
         """
         if (rank == "main" and not run_context.is_main) or (log_file is None and not sinks):
@@ -115,18 +115,18 @@ class RunLog:
 
     @property
     def lost(self) -> int:
-        """Lines that could not be written; all of them are known once the log is closed."""
+        """Lines that could not be written; complete after the log is closed."""
         lost: int = getattr(self._sink, "lost", 0)
         return lost
 
     def write(self, record: Record, *, later: Later | None = None) -> None:
-        """Take one record, with its arrays. An ``OSError`` is not raised but warned of, once.
+        """Write one record with its arrays. An ``OSError`` is not raised, but causes one warning.
 
         Args:
             record: The record.
-            later: Returns values that are still missing in the record, as a device is copying them. It
-                is called once, when the next step has ended, or at the end of the epoch or of the run;
-                until then this record and those behind it wait, so that they stay in order.
+            later: Returns the record's deferred values, which a device is still copying. It is called
+                once, at the end of the next step, of the epoch or of the run; until then this record
+                and all later ones are queued, in order.
         """
         if later is not None or self._waiting:
             self._waiting.append((record, later))
@@ -139,7 +139,7 @@ class RunLog:
                 self._run_context.defer(self._complete)
 
     def flush(self) -> None:
-        """Wait until everything written so far is in the file, as far as that can be."""
+        """Write all records so far to the file and the sinks."""
         self._complete()
         try:
             self._sink.flush()
@@ -147,7 +147,7 @@ class RunLog:
             self._warn(error)
 
     def close(self) -> None:
-        """Flush and close the file and the sinks, and say how many lines are lost, if any are."""
+        """Flush and close the file and the sinks, and report lost lines, if any."""
         try:
             self._complete()
         finally:
@@ -161,7 +161,7 @@ class RunLog:
         return repr(self._sink) if self.path is None else repr(str(self.path))
 
     def _complete(self) -> None:
-        """Pass on the records that wait, with the values that they wait for."""
+        """Write the queued records with their deferred values."""
         while self._waiting:
             record, later = self._waiting.popleft()
             if later is not None:
@@ -192,8 +192,8 @@ class RunLog:
             return
         self._warned = True
         warnings.warn(
-            f"the log {self._name} cannot be written ({error}): training goes on, "
-            f"and lines that find no room are lost.",
+            f"the log {self._name} cannot be written ({error}): training continues, "
+            f"and lines that cannot be written are lost.",
             RuntimeWarning,
             stacklevel=3,
         )

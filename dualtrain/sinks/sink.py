@@ -1,4 +1,4 @@
-"""The sink protocol: three verbs."""
+"""The sink protocol: three methods."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dualtrain.records import Record
 
 @runtime_checkable
 class Sink(Protocol):
-    """Take records and put them somewhere."""
+    """A destination of records."""
 
     def write(self, record: Record) -> None:
-        """Take one record. It is a snapshot: nothing changes it later."""
+        """Write one record, which does not change afterwards."""
 
     def flush(self) -> None:
-        """Make everything written so far readable by others."""
+        """Make all written records readable by others."""
 
     def close(self) -> None:
-        """Flush and release what is held. Closing twice is harmless."""
+        """Flush and release resources. A second call has no effect."""

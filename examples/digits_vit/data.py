@@ -1,4 +1,4 @@
-"""scikit-learn's 8x8 digits as batches of numpy arrays, for either framework."""
+"""scikit-learn's 8x8 digits as batches of numpy arrays, for both frameworks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ TEST_SIZE = 360  # of 1797
 
 
 class Batches:
-    """Batches of images and labels that can be gone through once per epoch.
+    """Batches of images and labels, iterated once per epoch.
 
-    A shuffled one has another order in each epoch, which depends on the seed and on the number of
-    epochs finished before: two objects with the same seed give the same batches.
+    With shuffling, the order of each epoch depends on the seed and on the number of completed
+    epochs: two objects with the same seed give the same batches.
 
     Args:
         images: float32, (samples, 8, 8).
         labels: int64, (samples,).
-        size: Samples in a batch. What is left over at the end is left out, so that every batch has
-            the same shape: MindSpore's GRAPH mode compiles the network once for each shape.
+        size: Samples in a batch. An incomplete last batch is dropped, so that all batches have the
+            same shape: MindSpore's GRAPH mode compiles the network for each shape.
         seed: Seed of the shuffling; None: no shuffling.
     """
 
@@ -45,7 +45,7 @@ class Batches:
 
 
 def load_batches(seed: int) -> tuple[Batches, Batches]:
-    """Return the batches for training and for testing. The split is always the same one."""
+    """Return the batches for training and for testing, with a fixed split."""
     digits = load_digits()
     images = (digits.images / 8 - 1).astype(np.float32)  # 0..16 becomes -1..1
     labels = digits.target.astype(np.int64)

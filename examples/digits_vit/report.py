@@ -1,4 +1,4 @@
-"""What the runs have left behind, as a table and as a picture."""
+"""The results of the runs as a table and as a picture."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ STYLES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """What one engine's run has left behind.
+    """The results of one engine's run.
 
     Attributes:
-        log: Its log, read back.
+        log: Its log.
         history: The values of each epoch, from MetricHistory.
-        events: How often each event came.
+        events: The number of calls of each event.
     """
 
     log: Log
@@ -37,13 +37,13 @@ class Run:
 
 
 def loss_differences(runs: Mapping[str, Run]) -> np.ndarray:
-    """Return, for each step, how far apart the losses of the two runs are."""
+    """Return the absolute difference of the two runs' losses for each step."""
     first, second = (np.array(run.log.column("loss")[1]) for run in runs.values())
     return np.abs(first - second)
 
 
 def table(runs: Mapping[str, Run]) -> str:
-    """Return the runs side by side, a column for each, and what their losses differ by if there are two."""
+    """Return a table with one column per run and, for two runs, the difference of their losses."""
     rows = [("", *runs)]
 
     def row(name: str, *values: str) -> None:
@@ -70,7 +70,7 @@ def table(runs: Mapping[str, Run]) -> str:
 
 
 def draw(runs: Mapping[str, Run], path: Path) -> Path:
-    """Draw loss and accuracy from the logs, and the difference of the losses if there are two."""
+    """Draw loss and accuracy from the logs and, for two runs, the difference of the losses."""
     panels = 3 if len(runs) == 2 else 2
     figure = Figure(figsize=(4.6 * panels, 3.8), layout="constrained")
     loss, accuracy, *rest = figure.subplots(1, panels)
@@ -97,6 +97,6 @@ def draw(runs: Mapping[str, Run], path: Path) -> Path:
 
 
 def _step_seconds(run: Run) -> list[float]:
-    """Seconds from each step to the next; the median leaves out compilation and evaluations."""
+    """Return the median seconds per step, which excludes compilation and evaluations."""
     elapsed = run.log.column("elapsed_sec")[1]
     return [after - before for before, after in pairwise(elapsed)]

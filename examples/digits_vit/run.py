@@ -1,4 +1,4 @@
-"""Train the same Vision Transformer with PyTorch and with MindSpore, under the same callbacks.
+"""Train the same Vision Transformer with PyTorch and with MindSpore, with the same callbacks.
 
 Writes a log for each engine and a picture of both, and prints a table of both.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 # The networks are small: a second thread for one operator costs more than it saves.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("GLOG_v", "3")  # MindSpore's log level: errors alone
+os.environ.setdefault("GLOG_v", "3")  # MindSpore's log level: only errors
 
 from data import load_batches
 from report import Run, draw, table
@@ -26,7 +26,7 @@ LEARNING_RATE = 2e-3
 
 
 class CosineRate:
-    """Raise the learning rate over the first steps, then lower it to 0 along a cosine."""
+    """Increase the learning rate over the first steps, then reduce it to 0 along a cosine."""
 
     def __init__(self, highest: float, warmup_steps: int = 30) -> None:
         self.highest = highest
@@ -54,7 +54,7 @@ class EventCounter:
 
 
 class Accuracy:
-    """Show the accuracy of each evaluation, and put it into the log."""
+    """Print and log the accuracy of each evaluation."""
 
     def on_eval_end(self, run_context: dt.RunContext) -> None:
         accuracy = run_context.metrics["acc"]
@@ -67,7 +67,7 @@ class Accuracy:
 
 
 def train(engine: str, epochs: int, seed: int, log_file: Path) -> Run:
-    """Train on one engine. What differs between the two is in vit_torch.py and vit_mindspore.py."""
+    """Train on one engine; the differences are in vit_torch.py and vit_mindspore.py."""
     network, loss_fn, optimizer = importlib.import_module(f"vit_{engine}").build(seed, LEARNING_RATE)
     train_batches, test_batches = load_batches(seed)
     events, history = EventCounter(), dt.callbacks.MetricHistory()

@@ -1,4 +1,4 @@
-"""Initial weights that both frameworks start from."""
+"""Initial weights for both frameworks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study as a picture: what came out of each trial, and how each got there."""
+"""Draw a study: the result and the evaluations of each trial."""
 
 from __future__ import annotations
 

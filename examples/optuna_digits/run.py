@@ -1,7 +1,7 @@
 """Search learning rate, weight decay, depth and backend of the Vision Transformer of ../digits_vit.
 
-The study is kept in a storage and goes on where it was left. Several worker processes may share it; a
-trial whose worker dies is run once more.
+The study is kept in a storage and can be continued. Several worker processes may share it; the trial of
+a killed worker is run again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 # The networks are small: a second thread for one operator costs more than it saves.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("GLOG_v", "3")  # MindSpore's log level: errors alone
+os.environ.setdefault("GLOG_v", "3")  # MindSpore's log level: only errors
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "digits_vit"))
 
 import optuna
@@ -39,7 +39,7 @@ VALID_SIZE = 360  # of the 1437 images for training; those for testing take no p
 
 @dataclass(frozen=True)
 class Settings:
-    """What the workers have to know."""
+    """The settings of the workers."""
 
     storage: str
     heartbeat: int
@@ -50,7 +50,7 @@ class Settings:
     kill: int | None
 
     def study(self, worker: int = 0) -> optuna.Study:
-        """Return the study, made if it is not there, with a sampler of the worker's own."""
+        """Load or create the study, with a separate sampler for each worker."""
         study = optuna.create_study(
             study_name=STUDY,
             storage=open_storage(self.storage, self.heartbeat),
@@ -58,14 +58,14 @@ class Settings:
             load_if_exists=True,
             pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=2),
         )
-        # With one seed all workers, and a study that is gone on with, would draw the same numbers again.
+        # With one seed all workers, and a continued study, would draw the same numbers.
         seed = self.seed + 1000 * len(study.get_trials(deepcopy=False)) + worker
         study.sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
         return study
 
 
 class KillWorker:
-    """End this process at the end of its first evaluation, as the system does where memory is short."""
+    """Kill this process at the end of its first evaluation, as the system may do if memory is short."""
 
     def on_eval_end(self, run_context: dt.RunContext) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -94,7 +94,7 @@ def objective(trial: optuna.Trial, settings: Settings) -> float:
 
 
 def work(worker: int, connection: Connection, settings: Settings) -> None:
-    """Run one trial for each message, until the other end is closed."""
+    """Run one trial for each message, until the connection is closed."""
     quiet()
     study = settings.study(worker)
     while True:
@@ -107,7 +107,7 @@ def work(worker: int, connection: Connection, settings: Settings) -> None:
 
 
 def search(settings: Settings, trials: int, workers: int) -> optuna.Study:
-    """Run trials until so many of the study have ended."""
+    """Run trials until the requested number of the study's trials have ended."""
     study = settings.study()
     if not study.get_trials(deepcopy=False):
         for engine in settings.engines:
@@ -126,7 +126,7 @@ def search(settings: Settings, trials: int, workers: int) -> optuna.Study:
 
 
 def quiet() -> None:
-    """Leave out the warnings that heartbeats and some options of the sampler are experimental."""
+    """Hide the warnings that heartbeats and some options of the sampler are experimental."""
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
 
 

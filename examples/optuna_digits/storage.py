@@ -1,4 +1,4 @@
-"""Where a study is kept, and what becomes of a trial whose worker has died."""
+"""Open the storage of a study, and requeue the trials of killed workers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def open_storage(where: str, heartbeat: int) -> optuna.storages.BaseStorage:
 
     Args:
         where: The storage.
-        heartbeat: With SQLite, seconds between two signs of life of a running trial. One that has
-            given none for ten times as long is failed and queued once more, by Optuna itself.
+        heartbeat: With SQLite, seconds between two heartbeats of a running trial. After ten missing
+            heartbeats Optuna marks the trial as failed and queues it again.
     """
     Path(where.removeprefix(SQLITE)).parent.mkdir(parents=True, exist_ok=True)
     if not where.startswith(SQLITE):
@@ -44,27 +44,27 @@ def open_storage(where: str, heartbeat: int) -> optuna.storages.BaseStorage:
 
 
 def sign(trial: Trial) -> None:
-    """Note which process runs a trial: a trial queued once more inherits the attributes of the first."""
+    """Record the process of a trial; a requeued trial inherits the attributes of the original."""
     trial.set_user_attr("worker", [os.getpid(), trial.number])
 
 
 def worker_of(trial: FrozenTrial) -> int | None:
-    """Return the process that runs a trial; None before it has signed."""
+    """Return the process that runs a trial; None if it is not recorded yet."""
     pid, number = trial.user_attrs.get("worker", (None, None))
     return pid if number == trial.number else None
 
 
 def ended(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Return the trials that have finished, without those that were queued once more."""
+    """Return the finished trials, without those that were queued again."""
     again = {number for trial in trials for number in trial.system_attrs.get("retry_history", ())}
     return [trial for trial in trials if trial.state.is_finished() and trial.number not in again]
 
 
 def recover(study: optuna.Study, where: str, heartbeat: int) -> None:
-    """Fail the trials that dead workers of this machine have left, and queue each once more.
+    """Mark the trials of ended workers on this machine as failed, and queue each again.
 
-    In SQLite Optuna does so by the heartbeats. In a journal, which has none, it goes by the process that
-    has signed the trial. Neither is there yet if a worker dies in the moment when it gets its trial.
+    With SQLite Optuna uses the heartbeats. A journal has no heartbeats, and the recorded process is used.
+    Neither exists yet if a worker ends immediately after it has received its trial.
     """
     fail_stale_trials(study)
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):

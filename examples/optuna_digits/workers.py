@@ -1,4 +1,4 @@
-"""Processes that each do one piece of work at a time, and are replaced when they are killed."""
+"""Worker processes with one task at a time, which are replaced when they are killed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 
 class Workers:
-    """Start processes as they are needed; leaving the context lets them end.
+    """Start processes on demand; they end when the context is left.
 
-    They are spawned, not forked: neither framework survives a fork once it has computed something.
+    They are spawned, since neither framework works in a forked process after it has computed something.
 
     Args:
         target: Called in each process as ``target(number, connection)``. It waits for a message, does a
-            piece of work, sends a message, and so on until the connection is closed.
+            task, sends a message, and repeats this until the connection is closed.
     """
 
     def __init__(self, target: Callable[[int, Connection], None]) -> None:
@@ -29,21 +29,21 @@ class Workers:
 
     @property
     def busy(self) -> set[int | None]:
-        """The process ids of those that are at work."""
+        """The process ids of the busy workers."""
         return {process.pid for process in self._busy.values()}
 
     def hand_out(self, pieces: int) -> None:
-        """Set workers to work, one a piece."""
+        """Give one task to each of several workers."""
         for _ in range(pieces):
             connection, process = self._idle.popitem() if self._idle else self._start()
             connection.send(None)
             self._busy[connection] = process
 
     def wait(self, seconds: float) -> None:
-        """Wait until a worker has done its piece or has died, or for so long.
+        """Wait until a worker has finished its task or has been killed, or until the timeout.
 
         Raises:
-            SystemExit: A worker has ended by an error, which it has shown.
+            SystemExit: A worker has ended with an error, which it has printed.
         """
         for connection in wait([*self._busy, *self._idle], seconds):
             workers = self._busy if connection in self._busy else self._idle

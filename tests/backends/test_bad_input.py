@@ -461,7 +461,7 @@ def test_an_event_method_that_cannot_be_called_is_refused(engine):
 
 
 class Needy(dt.Callback):
-    needs = frozenset({Capability.CHECKPOINT_EVENTS})
+    needs = frozenset({Capability.MANUAL_OPTIMIZATION})
 
 
 def test_a_callback_that_needs_what_the_engine_lacks_is_refused(engine):
@@ -475,7 +475,7 @@ def test_a_callback_that_needs_what_the_engine_lacks_is_refused(engine):
         lambda model, watcher: model.fit(1, ones(2), ones(1), callbacks=[Needy(), watcher]),
     ):
         message = Refusal(engine).message_at_once(CapabilityError, call)
-        assert f"Needy needs checkpoint_events, which {mode} does not have" in message
+        assert f"Needy needs manual_optimization, which {mode} does not have" in message
         assert "remove the callback" in message
 
 

@@ -210,9 +210,7 @@ def test_the_first_module_whose_output_is_not_finite_is_named(engine):
         "the norm of the gradients is nan: the forward pass is finite: the gradients of w are not."
     )
     if engine.framework == "torch":  # where this engine's loss function is no module
-        assert (
-            told["label"] == "the loss is inf: the output of every module is finite, the loss of it is not."
-        )
+        assert told["label"] == "the loss is inf: the output of every module is finite, the loss is not."
     else:
         assert told["label"] == (
             "the loss is inf: the first module whose output is not finite is loss_fn (MeanLoss), "
@@ -284,7 +282,7 @@ def test_a_forward_pass_that_cannot_be_repeated_costs_nothing(eager_engine):
     explained = At("on_train_step_end", lambda c: reasons.append(c.explain_nonfinite()), 1)
     model.train(1, fragile_batches("log", None), [explained, guard, weights])
     assert reasons == [
-        "the forward pass cannot be repeated to find where that begins (ZeroDivisionError: once only)"
+        "the forward pass cannot be repeated to locate the cause (ZeroDivisionError: once only)"
     ]
     assert guard.skipped == 1
     assert eager_engine.hooks(network) == 0
@@ -438,7 +436,7 @@ def test_skip_is_refused_under_manual_optimisation_and_the_others_watch_the_loss
     [warning] = warnings_in(caplog)
     assert warning == (
         "At step 2, epoch 1, batch 2, the loss is nan: parameter w is not finite already; the forward pass "
-        "cannot be repeated to find where that begins (train_step makes its updates itself); the run is "
+        "cannot be repeated to locate the cause (train_step makes its updates itself); the run is "
         "stopped."
     )
 

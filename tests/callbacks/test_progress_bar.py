@@ -249,7 +249,7 @@ def test_output_that_fails_costs_nothing(clock, monkeypatch, caplog):
         os.dup2(os.open("rest.txt", os.O_CREAT | os.O_WRONLY), write)  # so that closing it works
     assert context.step == 40
     [record] = caplog.records
-    assert record.getMessage().startswith("ProgressBar goes on without output: BrokenPipeError")
+    assert record.getMessage().startswith("ProgressBar continues without output: BrokenPipeError")
 
 
 def test_an_evaluation_alone_prints_nothing(capsys):

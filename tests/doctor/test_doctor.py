@@ -297,7 +297,7 @@ def test_frameworks_that_are_in_another_environment(facts):
         problem(
             "no-framework",
             "No framework is installed for /env/bin/python, but /other/bin/python has torch 2.13.0: "
-            "dualtrain is in another environment than they are.",
+            "dualtrain is in a different environment.",
             "/other/bin/python -m pip install dualtrain",
         )
     ]
@@ -318,7 +318,7 @@ def test_python_and_dualtrain_on_path_are_of_two_environments(facts, changes, co
     assert problems(facts) == [
         problem(
             "commands",
-            "dualtrain on PATH (/env/bin/dualtrain) is of another environment than python on PATH "
+            "dualtrain on PATH (/env/bin/dualtrain) is in a different environment from python on PATH "
             "(/other/bin/python).",
             command,
         )
@@ -328,7 +328,7 @@ def test_python_and_dualtrain_on_path_are_of_two_environments(facts, changes, co
 def test_another_python_on_path_alone_is_a_note(facts):
     facts["commands"] = {"python": OTHER, "dualtrain": None}
     text = (
-        "python on PATH is another one than this: /other/bin/python "
+        "python on PATH is not this interpreter: /other/bin/python "
         "(Python 3.12.1, with no dualtrain, torch or mindspore)."
     )
     assert doctor.check(facts) == [
@@ -359,8 +359,7 @@ def test_a_pythonpath_of_another_python(facts):
     assert problems(facts) == [
         problem(
             "pythonpath",
-            "PYTHONPATH leads to the packages of another Python than 3.11: "
-            "/usr/lib/python3.9/site-packages.",
+            "PYTHONPATH has packages of a Python other than 3.11: /usr/lib/python3.9/site-packages.",
             "unset PYTHONPATH",
         )
     ]
@@ -383,7 +382,7 @@ def test_a_pythonpath_that_changes_nothing_is_a_note(facts):
 )
 def test_a_file_that_is_taken_for_a_package(facts, path, command):
     facts["shadows"] = [path]
-    text = f"{path} is imported in the place of the package torch by programs that are started here."
+    text = f"{path} is imported instead of the package torch by programs started in this directory."
     assert problems(facts) == [problem("shadows", text, command)]
 
 
@@ -462,7 +461,7 @@ def test_a_graphics_card_that_the_driver_does_not_give(facts):
         problem(
             "nvidia",
             f"There is /dev/nvidia0, but torch 2.13.0, built for CUDA 12.6, cannot use it: {error} "
-            "The driver may be older than CUDA 12.6 asks for: update it, or take an older torch.",
+            "The driver may be too old for CUDA 12.6: update it, or install an older torch.",
             "/env/bin/python -m pip install 'torch<2.13'",
         )
     ]
@@ -529,7 +528,7 @@ def test_an_ascend_device_that_mindspore_cannot_use(facts, ended, why):
     assert problems(facts) == [
         problem(
             "ascend",
-            f"{text} Its version has to fit the CANN in /cann/8.1.",
+            f"{text} Its version has to match the CANN in /cann/8.1.",
             "/env/bin/python -m pip install --force-reinstall 'mindspore<2.11,>=2.7' 'numpy<2'",
         )
     ]
@@ -546,7 +545,7 @@ def test_torch_without_torchmetrics_is_a_note(facts):
     assert doctor.check(facts)[0] == Finding(
         "note",
         "torchmetrics",
-        "torchmetrics is not installed: on PyTorch, metrics cannot be asked for by name.",
+        "torchmetrics is not installed: on PyTorch, metrics cannot be given by name.",
         "/env/bin/python -m pip install 'torchmetrics>=1.4'",
     )
 
@@ -836,7 +835,7 @@ def test_a_problem_is_exit_status_1_and_is_printed(tmp_path):
     assert status == 1
     here = os.path.realpath(tmp_path)
     lines = output.splitlines()
-    what = "is imported in the place of the package torch by programs that are started here."
+    what = "is imported instead of the package torch by programs started in this directory."
     assert f"problem: {here}/torch.py {what}" in lines
     assert f"    mv {here}/torch.py {here}/my_torch.py" in lines
     assert lines[0].split()[:2] == ["Python", ".".join(map(str, sys.version_info[:3]))]

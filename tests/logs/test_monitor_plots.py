@@ -124,7 +124,7 @@ def test_logs_of_one_run_become_one_picture(figures):
         "loss and learning rate",
         "gradient norm",
         "entropy of attention: mean and range of the heads",
-        "how far an update moves the weights",
+        "change of the weights per update",
     ]
     assert figure.get_suptitle() == "ViT on torch"
     assert all(panel.get_xlabel() == "step" for panel in figure.axes if panel.get_title(loc="left"))
@@ -298,7 +298,7 @@ def test_colours_mean_the_same_in_all_maps(figures):
     images = [panel.images[0] for panel in figures[0].axes if panel.images]
     assert len(images) == 6
     assert len({image.norm for image in images}) == 1
-    assert figures[0].axes[-1].get_ylabel() == "attention that a patch gets (uniform: 1)"
+    assert figures[0].axes[-1].get_ylabel() == "attention per patch (uniform: 1)"
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,6 @@ def test_a_callback_that_overrides_nothing_is_accepted():
         ("on_step_ends", "on_step_end"),
         ("on_exeption", "on_exception"),
         ("on_tear_down", "on_teardown"),
-        ("on_checkpoint_saved", "on_checkpoint_save"),
     ],
 )
 def test_a_method_that_names_no_event_is_an_error_with_the_nearest_event(name, meant):
@@ -456,7 +455,7 @@ def test_a_callback_that_needs_what_the_engine_lacks_is_refused_in_one_sentence(
 
 def test_the_refusal_lists_what_the_engine_has():
     class Greedy(Callback):
-        needs = frozenset({Capability.CHECKPOINT_EVENTS})
+        needs = frozenset({Capability.MANUAL_OPTIMIZATION})
 
     with pytest.raises(CapabilityError, match="it has step_events"):
         EventBus([Greedy()]).check_needs(frozenset({Capability.STEP_EVENTS}), "PyTorch")
@@ -480,16 +479,6 @@ def test_met_needs_and_callbacks_without_needs_pass():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         bus.check_needs(frozenset({Capability.STEP_EVENTS}), "PyTorch")
-
-
-@pytest.mark.parametrize("event", [Event.CHECKPOINT_SAVE, Event.CHECKPOINT_LOAD], ids=str)
-def test_a_hook_for_an_event_that_the_engine_lacks_is_told_so(event):
-    bus = EventBus([Callback(), duck(**{event.value: lambda self, run_context: None})])
-    with pytest.warns(UserWarning, match=rf"{event} of Duck will not be called: .* no checkpoint_events"):
-        bus.check_needs(frozenset({Capability.STEP_EVENTS}), "PyTorch")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        bus.check_needs(frozenset({Capability.CHECKPOINT_EVENTS}), "PyTorch")
 
 
 # Describing.

@@ -29,7 +29,7 @@ GRADIENT_EVENTS = [
     "on_before_optimizer_step",
     "on_after_optimizer_step",
 ]
-OWN_EVENTS = [*GRADIENT_EVENTS, "on_checkpoint_save", "on_checkpoint_load", "on_exception", "on_teardown"]
+OWN_EVENTS = [*GRADIENT_EVENTS, "on_exception", "on_teardown"]
 
 
 def test_lifecycle_is_mindspores_twelve_names_in_order():
@@ -71,7 +71,6 @@ def test_the_base_class_has_no_hook_that_is_not_an_event():
         ("on_step_end", ["on_train_step_end"]),
         ("on_epoch_begin", ["on_train_epoch_begin"]),
         ("on_epoch_end", ["on_train_epoch_end"]),
-        ("on_save", ["on_checkpoint_save"]),
         # MindSpore's legacy names are called in both phases, as there.
         ("begin", ["on_train_begin", "on_eval_begin"]),
         ("epoch_begin", ["on_train_epoch_begin", "on_eval_epoch_begin"]),

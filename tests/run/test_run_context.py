@@ -125,7 +125,7 @@ def test_what_is_the_same_all_through_a_run(engine):
             context.stop_reason,
             context.get_stop_requested(),
             Capability.STEP_EVENTS in context.capabilities,
-            Capability.CHECKPOINT_EVENTS in context.capabilities,
+            Capability.MANUAL_OPTIMIZATION in context.capabilities,
         )
     )
     model.fit(3, ones(1), ones(1), callbacks=seen, initial_epoch=1)

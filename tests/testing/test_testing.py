@@ -214,7 +214,7 @@ def test_it_is_one_rank_of_an_engine_of_its_own():
     assert (str(context.backend), context.rank, context.world_size) == ("fake", 0, 1)
     assert context.is_main
     assert Capability.STEP_EVENTS in context.capabilities
-    assert Capability.CHECKPOINT_EVENTS not in context.capabilities
+    assert Capability.MANUAL_OPTIMIZATION not in context.capabilities
 
 
 def test_the_rate_of_each_step_is_kept():
@@ -307,8 +307,8 @@ def test_what_is_no_callback_is_refused_as_an_engine_refuses_it():
     with pytest.raises(ArgumentTypeError, match="is a class, not an instance"):
         FakeLoop([1.0]).run(StepLogger)
     needy = dt.Callback()
-    needy.needs = frozenset({Capability.CHECKPOINT_EVENTS})
-    with pytest.raises(CapabilityError, match="Callback needs checkpoint_events, which the fake loop"):
+    needy.needs = frozenset({Capability.MANUAL_OPTIMIZATION})
+    with pytest.raises(CapabilityError, match="Callback needs manual_optimization, which the fake loop"):
         FakeLoop([1.0]).run(needy)
 
 

@@ -18,11 +18,11 @@ from dualtrain.errors import ArgumentTypeError, ArgumentValueError, DualTrainErr
 from dualtrain.protocol import Native
 
 MINDSPORES_CHOICE: Any = type("MindSporesChoice", (), {"__repr__": lambda self: "<MindSpore's own>"})()
-"""Not given: MindSpore chooses, and distinguishes that from None."""
+"""Default of arguments that are not passed to MindSpore, which distinguishes them from None."""
 
 
 def check_engine(lr_scheduler: Any, automatic_optimization: bool) -> None:
-    """Refuse arguments that only PyTorch's Model has."""
+    """Refuse arguments that only PyTorch supports."""
     if lr_scheduler is not None:
         raise ArgumentValueError(
             "lr_scheduler is PyTorch's: a MindSpore optimizer takes its schedule as learning_rate."
@@ -63,15 +63,15 @@ def mixed_precision(amp: str, amp_level: str, native: dict[str, Any]) -> tuple[A
         )
     if amp_level != "O0" or "loss_scale_manager" in native:
         raise ArgumentValueError(
-            "amp and MindSpore's own amp_level or loss_scale_manager ask for the same thing: pass one."
+            "amp and MindSpore's own amp_level or loss_scale_manager set the same option: pass one."
         )
-    native["loss_scale_manager"] = None  # O2 would bring one that MindSpore's CPU does not have
-    # From the largest power of two in float16; window and factor are those of torch's GradScaler.
+    native["loss_scale_manager"] = None  # O2's default does not work on MindSpore's CPU
+    # Initially the largest power of two in float16; window and factor are those of torch's GradScaler.
     return mindspore.amp.DynamicLossScaler(2.0**15, 2, 2000), "O2"
 
 
 def warn_of_short_table(optimizer: Native, epochs: int, batches: float, accumulate_steps: int) -> None:
-    """Warn of a list of learning rates that ends before the run does."""
+    """Warn if a list of learning rates is shorter than the run."""
     length = table_length(optimizer) if isinstance(optimizer, nn.Optimizer) else None
     if length is None or batches == float("inf"):
         return
@@ -79,14 +79,14 @@ def warn_of_short_table(optimizer: Native, epochs: int, batches: float, accumula
     updates = epochs * math.ceil(batches / accumulate_steps)
     if left < updates:
         warnings.warn(
-            f"the optimizer's list of learning rates is good for {left} more updates and this run "
+            f"the optimizer's list of learning rates has rates for {left} more updates, but this run "
             f"has {updates}: MindSpore fails after the last rate.",
             stacklevel=6,
         )
 
 
 def explain_train_step_error(error: BaseException) -> Exception | None:
-    """Say in one sentence why the first step with ``train_step`` failed; None where the error says so."""
+    """Return an error that explains a failed first step with ``train_step``; None if it is clear."""
     if not isinstance(error, Exception) or isinstance(error, DualTrainError):
         return None
     text = str(error).strip().lstrip("'")
@@ -95,8 +95,8 @@ def explain_train_step_error(error: BaseException) -> Exception | None:
         kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentValueError
         return kind(sentence + ".")
     if getattr(error, "__notes__", None) or not graph_mode():
-        return None  # of a callback, or the user's own
+        return None  # an error of a callback or of the user's code
     return RunStateError(
         f"train_step failed in MindSpore's GRAPH mode, which compiles it; write it with operations that "
-        f"GRAPH mode knows, in a file, or use PYNATIVE mode: {type(error).__name__}: {sentence}"
+        f"GRAPH mode supports, in a file, or use PYNATIVE mode: {type(error).__name__}: {sentence}"
     )

@@ -17,9 +17,9 @@ from dualtrain.protocol import AttentionLayer, Native
 
 @contextmanager
 def attention_watched(network: Native) -> Iterator[list[AttentionLayer]]:
-    """Describe each softmax along the last of four dimensions, which is taken for attention.
+    """Record each softmax along the last of four dimensions as attention.
 
-    All of MindSpore's attention calls one of two functions, which are replaced meanwhile.
+    All of MindSpore's attention calls one of two functions, which are replaced inside this context.
     """
     names = {id(cell): name for name, cell in network.cells_and_names()}
     layers: list[AttentionLayer] = []
@@ -50,7 +50,7 @@ def attention_watched(network: Native) -> Iterator[list[AttentionLayer]]:
 
 
 def describe_given(layer: int, probabilities: Native) -> AttentionLayer:
-    """Describe the attention that a user's function has returned."""
+    """Return the statistics of the attention returned by the user's ``attention_fn``."""
     if not isinstance(probabilities, Tensor) or probabilities.ndim != 4:
         raise not_probabilities(layer, probabilities)
     values = to_numpy(probabilities).astype(np.float64)

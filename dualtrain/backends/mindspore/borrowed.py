@@ -1,4 +1,4 @@
-"""Names that are not public API and that dualtrain uses, each with a fallback.
+"""Private names of MindSpore and CPython that dualtrain uses, each with a fallback.
 
 =====================================  =========  ============================  ============================
 Name                                   Seen in    Use                           Without it
@@ -42,7 +42,7 @@ _SOFTMAX = "softmax_impl"
 
 
 def stop_recording() -> None:
-    """Make PYNATIVE mode forget the operations that an error inside a Cell has left recorded."""
+    """Clear the operations that PYNATIVE mode has recorded before an error inside a Cell."""
     executor = _find("mindspore.train.model", "_pynative_executor")
     clear = getattr(executor, "clear_res", None)
     if clear is not None:
@@ -57,7 +57,7 @@ def no_grad() -> AbstractContextManager[Any]:
 
 @contextmanager
 def same_hook_version() -> Iterator[None]:
-    """Restore the counter by which MindSpore recognises that hooks have changed."""
+    """Restore the counter that MindSpore increments when hooks change."""
     module = _module("mindspore.common.hook_handle")
     version = getattr(module, _HOOK_VERSION, None)
     try:
@@ -69,10 +69,10 @@ def same_hook_version() -> Iterator[None]:
 
 @contextmanager
 def replaced_softmax(replace: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Replace the function behind ``ops.softmax`` meanwhile.
+    """Replace the function behind ``ops.softmax`` inside this context.
 
     Args:
-        replace: Takes the function and returns its replacement.
+        replace: Receives the function and returns its replacement.
     """
     module = _module("mindspore.ops.function.nn_func")
     function = getattr(module, _SOFTMAX, None)
@@ -87,7 +87,7 @@ def replaced_softmax(replace: Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def has_train_network(model: Any) -> bool:
-    """Tell whether the train step of MindSpore's Model can be replaced."""
+    """Return whether the train step of MindSpore's Model can be replaced."""
     return hasattr(model, _TRAIN_NETWORK)
 
 
@@ -99,7 +99,7 @@ def replace_train_network(model: Any, cell: nn.Cell) -> None:
 
 @contextmanager
 def replaced_network(model: Any, network: nn.Cell) -> Iterator[bool]:
-    """Replace the network of MindSpore's Model meanwhile; tells whether it can be replaced."""
+    """Replace the network of MindSpore's Model inside this context, and yield whether that is possible."""
     if not hasattr(model, _NETWORK):
         yield False
         return

@@ -1,7 +1,7 @@
 """A callback of MindSpore's that forwards its events to dualtrain's callbacks.
 
-MindSpore's own Model is the engine. It takes instances of its own Callback only, treats them by their class
-names, and makes a new RunContext for every evaluation; a bridge hides all of that.
+MindSpore's own Model is the engine. It accepts only instances of its own Callback, selects them by class
+name, and creates a new RunContext for every evaluation; a bridge hides these details.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dualtrain.protocol import Native
 
 
 class DualTrainBridge(train.Callback):  # type: ignore[misc]
-    """Forward MindSpore's events to a part of the callback list: callbacks that follow each other.
+    """Forward MindSpore's events to a part of the callback list: consecutive callbacks.
 
     Args:
-        engine: The run that all bridges of one call share.
+        engine: The run shared by all bridges of a call.
         callbacks: The callbacks of this part.
         closing: Whether this is the last part, after which the ranks agree on a stop.
     """
@@ -82,10 +82,10 @@ class DualTrainBridge(train.Callback):  # type: ignore[misc]
         self._pass_on_stop(native)
 
     def _pass_on_stop(self, native: Native) -> None:
-        """Carry stop requests between MindSpore and the run, in both directions.
+        """Pass stop requests between MindSpore and the run, in both directions.
 
-        Each evaluation has a native context of its own: a stop from before it must not cut it short, and
-        one requested in it is passed on to training by the next training event.
+        Each evaluation has its own native context: an earlier stop request must not end the evaluation,
+        and a request inside it is passed to training by the next training event.
         """
         context = self._engine.context
         if not context.get_stop_requested():

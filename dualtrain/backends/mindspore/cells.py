@@ -58,7 +58,7 @@ def _as_float32(gradient):  # type: ignore[no-untyped-def]
 
 
 def as_number(loss):  # type: ignore[no-untyped-def]
-    """Return a loss, which may be a vector, as one number that is finite if it is."""
+    """Return the sum of a loss, which is finite only if all its values are."""
     return ops.reduce_sum(loss.astype(mindspore.float32))
 
 
@@ -114,17 +114,17 @@ class AccumulateCell(GradientCell):
 class UpdateCell(GradientCell):
     """Update with the batch that ends a window: reduce, unscale, measure, clip, and call the optimizer.
 
-    Where callbacks listen to the events in between, which only PYNATIVE mode has, the parts of
-    ``construct`` are called one by one. Where the window is this batch alone, ``share`` and ``rescale``
-    are None, and the multiplication by them is not compiled.
+    With callbacks of gradient events, which only PYNATIVE mode has, the parts of ``construct`` are called
+    one by one. If the window is only this batch, ``share`` and ``rescale`` are None, and the
+    multiplication by them is not compiled.
 
     Args:
         native, scaler: As for ``GradientCell``.
         totals: The gradients of the window's earlier batches; None: the window is this batch.
         clip_norm: The largest norm; None: any.
         kept: The values that callbacks may read.
-        parameter_norms: Whether the gradient of each weight is measured, too.
-        guarded: Whether an update whose loss or gradients are not finite is skipped.
+        parameter_norms: Whether the norm of each weight's gradient is computed, too.
+        guarded: Whether updates with a non-finite loss or gradients are skipped.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class UpdateCell(GradientCell):
     def apply(self, loss, gradients):  # type: ignore[no-untyped-def]
         if self.scaler is not None:
             loss = ops.depend(loss, self.scaler.adjust(self.finite))
-        # GRAPH mode decides the first of these when it compiles, the second in each step.
+        # GRAPH mode evaluates the first of these at compilation, the second in each step.
         if self.scaler is None and not self.guarded:  # noqa: SIM114
             loss = ops.depend(loss, self.optimizer(gradients))
         elif self.made:
@@ -230,11 +230,11 @@ class Kept:
     def __init__(self, weights: int) -> None:
         self.norm = Parameter(Tensor(0.0, mindspore.float32), name="grad_norm", requires_grad=False)
         self.finite = Parameter(Tensor(True), name="gradients_finite", requires_grad=False)
-        """Whether the gradients are finite; set where the loss is scaled."""
+        """Whether the gradients are finite; set if the loss is scaled."""
         self.made = Parameter(Tensor(True), name="update_made", requires_grad=False)
-        """Whether the optimizer was called; set where an update may be skipped."""
+        """Whether the optimizer was called; set if updates may be skipped."""
         self.losses = Parameter(Tensor(0.0, mindspore.float32), name="window_losses", requires_grad=False)
-        """The sum of the losses of the window's earlier batches; set where updates are guarded."""
+        """The sum of the losses of the window's earlier batches; set if updates are guarded."""
         self.square_sums = Parameter(_zeros(weights), name="gradient_square_sums", requires_grad=False)
         self.largest = Parameter(_zeros(weights), name="gradient_largest", requires_grad=False)
 
@@ -287,7 +287,7 @@ class ForwardCell(TrainStepCell):
 
 
 class EvalCell(TrainStepCell):
-    """``train_step`` in an evaluation: ``(loss, outputs, label)`` where known, else ``(loss,)``."""
+    """``train_step`` in an evaluation: ``(loss, outputs, label)`` if known, otherwise ``(loss,)``."""
 
     def construct(self, *batch):  # type: ignore[no-untyped-def]
         out = self.run(batch)  # type: ignore[no-untyped-call]
@@ -310,10 +310,10 @@ class LossEvalCell(nn.Cell):  # type: ignore[misc]
 
 
 def has_gradient(cell: nn.Cell, weights: Native, batch: tuple[Native, ...]) -> bool:
-    """Tell whether a Cell's scalar output depends on any of the weights.
+    """Return whether a Cell's scalar output depends on any of the weights.
 
-    A gradient that is zero by chance and one that was cut are equal. Started from NaN instead of one, only
-    the first is NaN.
+    A zero gradient by chance and a missing connection give equal gradients. With NaN as the initial
+    gradient, only the first becomes NaN.
     """
     start = ops.full_like(cell(*batch), float("nan"))
     gradients = ops.GradOperation(get_by_list=True, sens_param=True)(cell, weights)(*batch, start)

@@ -16,8 +16,9 @@ from dualtrain.protocol import Native
 class GradientCheck:
     """Check, around the first step of a run, that the loss of ``train_step`` has a gradient.
 
-    The gradient is computed where no weight has moved, or where weight decay moves them in any case. It is
-    started from NaN, so that a gradient that is zero by chance passes. The network is restored afterwards.
+    The gradient is computed if no weight has changed, or if weight decay changes weights in any case. The
+    backward pass starts from NaN, so that a gradient that is zero by chance passes. The network is restored
+    afterwards.
 
     Args:
         network: The network.
@@ -33,12 +34,12 @@ class GradientCheck:
         self._before = [self._sample(weight) for weight in self._weights]
 
     def before_first_step(self, batch: Native) -> None:
-        """Check where the movement of the weights will tell nothing."""
+        """Check if changes of the weights are no evidence, because of weight decay."""
         if self._decays:
             self._check(batch)
 
     def after_first_step(self, batch: Native) -> None:
-        """Check if no weight has moved."""
+        """Check if no weight has changed."""
         still = (
             np.array_equal(b, self._sample(w)) for b, w in zip(self._before, self._weights, strict=True)
         )
@@ -56,5 +57,5 @@ class GradientCheck:
 
     @staticmethod
     def _sample(weight: Native) -> Any:
-        """Return a few values of a weight: enough to see whether an update has moved it."""
+        """Return a few values of a weight, enough to detect an update."""
         return weight.flatten()[:16].asnumpy().copy()

@@ -1,4 +1,4 @@
-"""Batches on their way to a MindSpore network."""
+"""Iterate over batches and convert them for a MindSpore network."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ _NONE = object()
 class Batches:
     """A Python iterable of numpy batches, with the methods of a ``mindspore.dataset`` that Model calls.
 
-    No batch is copied ahead and no pipeline is started: a batch costs its conversion to tensors.
+    Batches are not prefetched and no pipeline is started: a batch costs only its conversion to tensors.
 
     Args:
         role: The argument's name, for messages.
-        dataset: Any iterable of batches of numpy arrays, sized or not.
+        dataset: Any iterable of batches of numpy arrays, with or without a length.
         passes: The number of passes over it.
-        limit: The largest number of batches per pass; None: all.
+        limit: The maximum number of batches per pass; None: all.
 
     Raises:
-        ArgumentTypeError: It is not an iterable of batches.
-        ArgumentValueError: It is empty, or is an iterator of which several passes are asked for.
+        ArgumentTypeError: The dataset is not an iterable of batches.
+        ArgumentValueError: The dataset is empty, or an iterator with several passes.
     """
 
     def __init__(self, role: str, dataset: Any, *, passes: int, limit: int | None = None) -> None:
         self._length = check_iterable(role, dataset, passes=passes)
         self.keys: tuple[str, ...] = ()
-        """The keys of mapping batches, in the order of the columns that they are passed on as."""
+        """The keys of mapping batches, in the order of the columns."""
         self.ahead = LookAhead()
-        """The batches of the present pass."""
+        """The batches of the current pass."""
         self._role = role
         self._dataset = dataset
         self._limit = limit
-        # The first pass begins here and is continued: a loader that shuffles in iter() is asked once.
+        # The first pass begins here and is continued later: a loader may shuffle in each iter().
         self._is_open = False
         self._first = self._begin()
         if self._first is _NONE:
             raise empty(role)
         if isinstance(self._first, Mapping):
             self.keys = label_last(self._first)
-        self._columns(self._first)  # a batch of the wrong kind is an error before the first step
+        self._columns(self._first)  # an invalid batch is an error before the first step
 
     def get_dataset_size(self) -> float:
-        """Return the number of batches; infinite where there is no length, so that comparing works."""
+        """Return the number of batches; infinity without a length, so that comparisons work."""
         if self._length is None:
             return float("inf")
         return self._length if self._limit is None else min(self._length, self._limit)
 
     def create_tuple_iterator(self, num_epochs: int = -1, do_copy: bool = True) -> Batches:
-        """Return the iterator: this object, which begins a new pass after each end."""
+        """Return this object as the iterator; it begins a new pass after each end."""
         return self
 
     def __next__(self) -> tuple[Any, ...]:
@@ -77,12 +77,12 @@ class Batches:
         return self._columns(batch)
 
     def reset(self) -> None:
-        """Begin a new pass with the next batch, as after an epoch that a stop has ended."""
+        """Begin a new pass with the next batch, for example after an epoch ended by a stop."""
         if self._first is _NONE:
             self.close()
 
     def close(self) -> None:
-        """End the present pass."""
+        """End the current pass."""
         self._first = _NONE
         if self._is_open:
             self._is_open = False
@@ -116,7 +116,7 @@ class Batches:
 
 
 def _is_ready(batch: Any) -> bool:
-    """Tell at little cost that a batch is a tuple of tensors already."""
+    """Return, at a low cost, whether a batch is already a tuple of tensors."""
     if type(batch) is not tuple:
         return False
     for column in batch:  # noqa: SIM110 - a loop is faster than all() with a generator
@@ -126,23 +126,23 @@ def _is_ready(batch: Any) -> bool:
 
 
 def closing_passes(dataset: Any) -> AbstractContextManager[Any]:
-    """Close what ``as_dataset`` has returned, if it is ours; a ``mindspore.dataset`` closes itself."""
+    """Return a context that closes ``Batches`` at its end; a ``mindspore.dataset`` closes itself."""
     return closing(dataset) if isinstance(dataset, Batches) else nullcontext()
 
 
 def as_dataset(role: str, dataset: Any, *, passes: int, limit: int | None = None) -> Any:
-    """Return a ``mindspore.dataset``, and an iterable of numpy batches as ``Batches``.
+    """Return a ``mindspore.dataset`` unchanged, and an iterable of numpy batches as ``Batches``.
 
     Args:
         role: The argument's name, for messages.
         dataset: The dataset.
         passes: The number of passes over it.
-        limit: The largest number of batches per pass; None: all.
+        limit: The maximum number of batches per pass; None: all.
     """
     if not hasattr(dataset, "create_tuple_iterator"):
         return Batches(role, dataset, passes=passes, limit=limit)
     if dataset.get_dataset_size() == 0:
         raise empty(role)
     if limit is not None and limit < dataset.get_dataset_size():
-        return deepcopy(dataset).take(limit)  # a node of a pipeline can have one consumer alone
+        return deepcopy(dataset).take(limit)  # a node of a pipeline can have only one consumer
     return dataset

@@ -1,8 +1,7 @@
-"""Try the devices that MindSpore is asked for, as a program: one line of JSON for each finding.
+"""A program that tests a device of MindSpore and prints one line of JSON per result.
 
-It runs in a process of its own (``dualtrain doctor`` starts it), so that a device which hangs or
-crashes takes nothing with it. A device is named before it is tried: the last one named without a
-result is the one that ended the process.
+``dualtrain doctor`` runs it in a separate process, since a device may hang or crash. The device is
+named before its test: if it is named without a result, it ended the process.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from typing import Any
 
 
 def tell(**found: Any) -> None:
-    """Print one finding. Frameworks print too, so the line says whose it is."""
+    """Print one result. Its prefix marks it among other output of the framework."""
     print("dualtrain: " + json.dumps(found), flush=True)  # noqa: T201
 
 
 def main(targets: Sequence[str]) -> None:
-    """Compute ``2 * 2`` on a device and bring the result to numpy.
+    """Compute ``2 * 2`` on a device and copy the result to numpy.
 
     Args:
         targets: ``["CPU"]``, ``["Ascend"]`` or ``["GPU"]``: a process of MindSpore has one target.
@@ -34,7 +33,7 @@ def main(targets: Sequence[str]) -> None:
         four = (mindspore.Tensor([2.0], mindspore.float32) * 2).asnumpy()
         wrong = None if four[0] == 4 else f"2 * 2 is {four[0]:g} there"
         tell(device=target, works=wrong is None, error=wrong)
-    except Exception as error:  # noqa: BLE001 - whatever a plugin raises is the finding
+    except Exception as error:  # noqa: BLE001 - any error of the plugin is the result
         tell(device=target, works=False, error=f"{type(error).__name__}: {error}")
 
 

@@ -1,4 +1,4 @@
-"""Ranks on MindSpore, as far as monitoring needs them; gradients are reduced by MindSpore itself."""
+"""Ranks on MindSpore, for monitoring; MindSpore itself reduces the gradients."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def world_size() -> int:
 
 
 def any_rank(flag: bool) -> bool:
-    """Tell whether ``flag`` is true on any rank. Cost: one all-reduce of one number.
+    """Return whether ``flag`` is true on any rank. Cost: one all-reduce of one number.
 
-    The reduction is a sum, the only one that MindSpore has on the CPU.
+    The reduction is a sum, since MindSpore supports no other on the CPU.
     """
     if world_size() == 1:
         return flag

@@ -1,4 +1,4 @@
-"""The gradients of a step on MindSpore, as the run context reads them."""
+"""The gradient values of a step on MindSpore, for the run context."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dualtrain.protocol import Native
 
 
 class StepGradients:
-    """The gradients of the last update, as far as the train step has measured them.
+    """The gradient norms of the last update, if the train step computes them.
 
     Args:
-        cell: Our train step; None: MindSpore's own, which measures nothing.
+        cell: Our train step; None: MindSpore's own, which computes no norms.
         weights: The optimizer's parameters.
     """
 
@@ -33,7 +33,7 @@ class StepGradients:
     def grad_norm(self) -> float | None:
         if self._cell is None:
             raise RunStateError(
-                "grad_norm is not computed in this run: MindSpore computes it inside the step, where a "
+                "grad_norm is not computed in this run: MindSpore computes it inside the step, if a "
                 "callback has Capability.GRAD_NORM in its needs or Model has clip_norm."
             )
         return float(self._cell.kept.norm.item()) if self._cell.progress.updated else None
@@ -49,14 +49,14 @@ class StepGradients:
         if self._cell is None or not self._cell.parameter_norms:
             raise RunStateError(
                 "parameter_grad_norms are not computed in this run: MindSpore computes them inside the "
-                "step, where a callback has Capability.PARAMETER_GRAD_NORMS in its needs."
+                "step, if a callback has Capability.PARAMETER_GRAD_NORMS in its needs."
             )
 
     def parameter_grad_norms(self) -> dict[str, float] | None:
         if self._cell is None or not self._cell.parameter_norms or not self._cell.progress.updated:
             return None
         kept = self._cell.kept
-        # A sum of squares below 1e-45 is zero in float32, although the gradient is not.
+        # A sum of squares below 1e-45 underflows to zero in float32, although the gradient is not zero.
         norms = np.maximum(np.sqrt(kept.square_sums.asnumpy()), kept.largest.asnumpy())
         return {
             weight.name: norm

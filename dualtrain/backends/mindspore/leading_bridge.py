@@ -1,4 +1,4 @@
-"""The first bridge of a run, which tells the run's engine what MindSpore does."""
+"""The first bridge of a run, which also reports MindSpore's events to the run's engine."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from dualtrain.protocol import Native
 
 
 class LeadingBridge(DualTrainBridge):
-    """Call the verbs of the engine before its part of the callbacks.
+    """Call the engine's methods before this part of the callbacks.
 
     Args:
         engine, callbacks, closing: As for ``DualTrainBridge``.
-        step: The training step; None in a lone evaluation.
-        loss_of: Returns the mean loss in an evaluation step's outputs; None where that is not known.
+        step: The training step; None in a separate evaluation.
+        loss_of: Returns the mean loss of an evaluation step's outputs; None if it is not known.
         check: The check of a ``train_step``, around the first training step.
     """
 
@@ -91,13 +91,13 @@ class LeadingBridge(DualTrainBridge):
 
     def on_eval_end(self, run_context: Native) -> None:
         params = run_context.original_args()
-        if "eval_results" in params and self._losses:  # MindSpore has put the last batch's loss there
+        if "eval_results" in params and self._losses:  # MindSpore's value is the last batch's loss
             params["eval_results"]["eval_loss"] = sum(self._losses) / len(self._losses)
         self._engine.end_evaluation()
         super().on_eval_end(run_context)
 
     def _adopt(self, native: Native) -> None:
-        """Make MindSpore's parameter bag one of ours, in place: MindSpore goes on writing to it.
+        """Change the class of MindSpore's parameter bag in place, since MindSpore keeps writing to it.
 
         Its own class raises KeyError for a missing attribute and cannot be copied.
         """
@@ -109,14 +109,14 @@ class LeadingBridge(DualTrainBridge):
 
 
 def bridged(callbacks: Sequence[Any], engine: RunEngine, **leading: Any) -> list[Any]:
-    """Return the callback list for MindSpore: its own callbacks in their place, bridges for the others.
+    """Return the callback list for MindSpore: native callbacks in their places, bridges for the others.
 
     Args:
-        callbacks: The callbacks as they were given.
+        callbacks: The callback list.
         engine: The run.
         **leading: Further arguments of ``LeadingBridge``.
     """
-    parts: list[Any] = [[]]  # the leading bridge is there in any run
+    parts: list[Any] = [[]]  # every run has a leading bridge
     for callback in callbacks:
         if is_native(callback):
             parts.append(callback)
@@ -135,9 +135,9 @@ def bridged(callbacks: Sequence[Any], engine: RunEngine, **leading: Any) -> list
 
 
 def is_native(callback: Any) -> bool:
-    """Tell whether a callback is of a class that MindSpore ships, or of a subclass of one.
+    """Return whether a callback is an instance of one of MindSpore's own callback classes.
 
-    A direct subclass of its Callback base is not: that is a callback that a user has written.
+    A direct subclass of its Callback base class is not native, but a user's callback.
     """
     return any(
         cls.__module__.split(".")[0] == "mindspore" and cls is not train.Callback

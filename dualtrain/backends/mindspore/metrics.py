@@ -14,7 +14,7 @@ _NATIVE_NAMES = {"f1": "F1"}
 
 
 class MetricObject(train.Metric):  # type: ignore[misc]
-    """A user's object with clear, update and eval, seen as a MindSpore metric."""
+    """Adapt an object with clear, update and eval to a MindSpore metric."""
 
     def __init__(self, metric: Any) -> None:
         super().__init__()
@@ -35,10 +35,10 @@ def make_metrics(metrics: Native, *, has_default: bool = False) -> dict[str, Any
 
     Args:
         metrics: Names, or a mapping name -> object, or None.
-        has_default: Whether None stands for the loss alone.
+        has_default: Whether None means only the loss.
 
     Raises:
-        ArgumentTypeError: It is neither names nor a mapping, or an object is not a metric.
+        ArgumentTypeError: The argument is neither names nor a mapping, or an object is not a metric.
         ArgumentValueError: A name is unknown.
     """
     if metrics is None:

@@ -55,7 +55,7 @@ from dualtrain.protocol import Backend, Capability, Native
 class MindSporeModel(train.Model):  # type: ignore[misc]
     """Train, fit, evaluate and predict with a ``mindspore.nn.Cell``.
 
-    Made by ``dt.Model(...)``, which documents the arguments. A schedule of the optimizer is wrapped for
+    Created by ``dt.Model(...)``, which documents the arguments. A schedule of the optimizer is wrapped for
     ``scale_lr``. The private parts of the superclass are in ``borrowed``.
     """
 
@@ -133,7 +133,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         if accumulate_steps > 1 or clip_norm is not None or self._scaler is not None:
             if optimizer is not None and not self._takes_step_cell(sink=False):
                 raise ArgumentValueError(
-                    "accumulate_steps, clip_norm and amp cannot be had together with loss_scale_manager or "
+                    "accumulate_steps, clip_norm and amp cannot be combined with loss_scale_manager or "
                     "boost_level, for which MindSpore uses train steps of its own."
                 )
             warn_of_batch_norm(batch_norm_names(network), accumulate_steps)
@@ -266,7 +266,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         return RunEngine(ours, listed=listed, backend=self._backend, capabilities=capabilities, **run)
 
     def _takes_step_cell(self, sink: bool) -> bool:
-        """Tell whether a StepCell can replace MindSpore's own train step."""
+        """Return whether a StepCell can replace MindSpore's own train step."""
         native = self._native_network
         plain = type(native) is nn.TrainOneStepCell and not native.sense_flag
         return plain and not sink and has_train_network(self)
@@ -326,7 +326,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
             return super()._build_train_network()
 
     def _update_metrics(self, outputs: Native) -> None:
-        """Update the metrics, also from a loss alone, as EvalCell and LossEvalCell return it."""
+        """Update the metrics, also from only a loss, as returned by EvalCell and LossEvalCell."""
         if not (isinstance(outputs, tuple) and len(outputs) == 1):
             super()._update_metrics(outputs)
             return

@@ -1,4 +1,4 @@
-"""MindSpore's execution modes, and the capabilities that dualtrain has in each."""
+"""MindSpore's execution modes, and dualtrain's capabilities in each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEP_CELL_CAPABILITIES = frozenset(
         Capability.SKIP_NONFINITE,
     }
 )
-"""The capabilities that need a ``StepCell`` in place of MindSpore's own train step."""
+"""The capabilities that need a ``StepCell`` instead of MindSpore's own train step."""
 
 _IN_BOTH_MODES = frozenset(
     {
@@ -32,20 +32,20 @@ _IN_PYNATIVE_MODE = frozenset({Capability.GRADIENT_EVENTS, Capability.EAGER})
 
 
 def graph_mode() -> bool:
-    """Tell whether MindSpore is in GRAPH mode now."""
+    """Return whether MindSpore is currently in GRAPH mode."""
     return bool(mindspore.get_context("mode") == mindspore.GRAPH_MODE)
 
 
 def describe_mode() -> str:
-    """Return the mode in words, for messages."""
+    """Return the name of the mode, for messages."""
     return f"MindSpore {'GRAPH' if graph_mode() else 'PYNATIVE'} mode"
 
 
 def capabilities() -> frozenset[Capability]:
-    """Return the capabilities of the Model in the present mode."""
+    """Return the capabilities of the Model in the current mode."""
     return _IN_BOTH_MODES if graph_mode() else _IN_BOTH_MODES | _IN_PYNATIVE_MODE
 
 
 def sinks_steps(dataset_sink_mode: bool) -> bool:
-    """Tell whether steps run on the device without Python in between; on the CPU they never do."""
+    """Return whether steps run on the device without Python in between; never on the CPU."""
     return dataset_sink_mode and graph_mode() and mindspore.get_context("device_target") != "CPU"

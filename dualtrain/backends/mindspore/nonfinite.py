@@ -1,4 +1,4 @@
-"""Find where the values of a step stop being finite on MindSpore, by repeating its forward pass."""
+"""Locate the first non-finite values of a step on MindSpore, by repeating its forward pass."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from dualtrain.protocol import Native
 
 
 def explain_nonfinite(network: nn.Cell, forward: nn.Cell | None, optimizer: Native, batch: Native) -> str:
-    """Say where the values of a step stop being finite.
+    """Return a message about the first non-finite values of a step.
 
-    Python hooks are called in PYNATIVE mode only, so the forward pass is repeated in that mode, and the
-    backward pass too where the forward pass is finite: gradients are not kept.
+    Python hooks are called only in PYNATIVE mode, so the forward pass is repeated in that mode. If it is
+    finite, the backward pass is repeated too, since gradients are not kept.
 
     Args:
-        network: The network, whose Cells are named.
+        network: The network.
         forward: The Cell that returns a batch's loss; None: there is none.
-        optimizer: The optimizer, whose parameters have gradients.
+        optimizer: The optimizer.
         batch: The batch's columns.
     """
     parameter = next((p.name for p in network.trainable_params() if not is_finite(p)), None)
     if forward is None or batch is None:
         prefix = "" if parameter is None else f"parameter {parameter} is not finite already; "
-        return prefix + not_repeatable("MindSpore's own train step does not give it away")
+        return prefix + not_repeatable("MindSpore's own train step does not expose it")
     names = {id(cell): name.lstrip("_") for name, cell in forward.cells_and_names()}
     names.update({id(cell): name for name, cell in network.cells_and_names()})
     found: list[tuple[str, str, bool]] = []
@@ -52,7 +52,7 @@ def explain_nonfinite(network: nn.Cell, forward: nn.Cell | None, optimizer: Nati
                 weights = optimizer.parameters
                 values = ops.GradOperation(get_by_list=True)(forward, weights)(*batch)
                 gradients = [w.name for w, g in zip(weights, values, strict=True) if not is_finite(g)]
-    except Exception as error:  # noqa: BLE001 - of the user's forward; the fault to report is another one
+    except Exception as error:  # noqa: BLE001 - of the user's forward pass; not the fault to report
         stop_recording()
         return not_repeatable(f"{type(error).__name__}: {error}".splitlines()[0])
     return describe_nonfinite(
@@ -64,7 +64,7 @@ def explain_nonfinite(network: nn.Cell, forward: nn.Cell | None, optimizer: Nati
 
 
 def is_finite(value: Native) -> bool:
-    """Tell whether all numbers in tensors, also inside tuples, lists and mappings, are finite."""
+    """Return whether all numbers in tensors, also inside tuples, lists and mappings, are finite."""
     if isinstance(value, Tensor):
         array = to_numpy(value)
         return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())

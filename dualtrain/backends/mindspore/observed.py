@@ -24,12 +24,12 @@ class ObservedUpdates:
     host read of each counter per batch.
 
     Args:
-        optimizers: Name -> optimizer; empty where the run has none.
-        network: The network; None: all parameters of the optimizers are its own.
-        lr_scheduler: None: MindSpore's schedules are inside of its optimizers.
+        optimizers: Name -> optimizer; empty if the run has none.
+        network: The network; None: all parameters of the optimizers belong to it.
+        lr_scheduler: Has to be None: MindSpore's schedules are inside its optimizers.
 
     Attributes:
-        learning_rate: The rate of all optimizers, in the order of the mapping; None where there is none.
+        learning_rate: The rate of all optimizers, in the order of the mapping; None without optimizers.
         gradients: The gradients that the loop reports.
 
     Raises:
@@ -52,7 +52,7 @@ class ObservedUpdates:
         self._reported = CountedStep()
         self._start = self._at_begin = self._counts()
         self._without_counter = 0
-        """Reported updates of earlier batches that have changed no counter."""
+        """Reported updates of earlier batches that changed no counter."""
         rates = [
             MindSporeLearningRate(optimizer, partial(self._has_changed, i))
             for i, optimizer in enumerate(self._optimizers)
@@ -76,20 +76,20 @@ class ObservedUpdates:
         return self._reported.step_skipped
 
     def begin(self) -> None:
-        """Begin a batch: it has made no update yet."""
+        """Begin a batch, without updates so far."""
         self._without_counter += self._uncounted()
         self._at_begin = self._counts()
         self._reported = CountedStep()
         self.gradients.forget()
 
     def count_update(self, gradients: Native = None, *, skipped: bool = False) -> None:
-        """Take the gradients of an update, and whether it was skipped."""
+        """Count an update, and store its gradients."""
         self._reported.count_update(skipped=skipped)
         if gradients is not None:
             self.gradients.report(gradients)
 
     def clip(self, max_norm: float) -> None:
-        """Refuse: the gradients are not known before the update."""
+        """Refuse clipping, since the gradients are not known before the update."""
         self._reported.clip(max_norm)
 
     def __enter__(self) -> ObservedUpdates:
@@ -113,7 +113,7 @@ class ObservedUpdates:
 
 
 class _SeveralRates:
-    """The learning rates of several optimizers, one after the other."""
+    """The learning rates of several optimizers, in order."""
 
     def __init__(self, rates: Sequence[MindSporeLearningRate]) -> None:
         self._rates = rates

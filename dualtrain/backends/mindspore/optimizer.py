@@ -1,9 +1,9 @@
-"""The learning rate of a MindSpore optimizer, in each of the forms it has there.
+"""The learning rate of a MindSpore optimizer, in all its forms.
 
-A float is a Parameter, a list a Cell around a table, a schedule a Cell, and groups are a tuple of
+A float is a Parameter, a list a Cell with a table, a schedule a Cell, and groups are a tuple of
 Parameters or a list of Cells with one entry per weight. In PYNATIVE mode the compiled optimizer keeps
-reading the storage that it saw first: after ``set_data`` the new rate reads back, and the old one is used.
-``ops.assign`` writes into that storage.
+reading its original storage: after ``set_data`` the Parameter has the new rate, but updates use the old
+one. ``ops.assign`` writes into the original storage.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class MindSporeLearningRate:
 
     Args:
         optimizer: A ``mindspore.nn.Optimizer``.
-        steps_ahead: Returns the distance of the optimizer's step counter from the step whose rate is asked
-            for: after an update it points to the next one.
+        steps_ahead: Returns the distance of the optimizer's step counter from the step whose rate is read:
+            after an update the counter points to the next step.
     """
 
     def __init__(self, optimizer: Native, steps_ahead: Callable[[], int] = int) -> None:
@@ -47,7 +47,7 @@ class MindSporeLearningRate:
             if parameter is None:
                 raise ArgumentValueError(
                     f"the learning rate follows the schedule {_schedule_name(form)} and cannot be set to "
-                    f"a value: use scale_lr(factor), which works on top of it."
+                    f"a value: use scale_lr(factor), which multiplies its rates."
                 )
         for parameter, value in zip(parameters, rates, strict=True):
             _assign(parameter, np.full(parameter.shape, value))
@@ -86,7 +86,7 @@ class MindSporeLearningRate:
 
 
 class ScaledSchedule(nn.learning_rate_schedule.LearningRateSchedule):  # type: ignore[misc]
-    """A schedule times a factor that can be changed while training goes on.
+    """A schedule multiplied by a factor that can be changed during training.
 
     Args:
         schedule: The schedule.
@@ -106,7 +106,7 @@ def make_scalable(optimizer: Native) -> None:
     """Wrap an optimizer's schedules, before its first step, so that ``scale_lr`` works on them."""
     rate = optimizer.learning_rate
     if int(optimizer.global_step.item()) > 0:
-        return  # compiled already: a new Cell would be ignored silently
+        return  # already compiled: a new Cell would be silently ignored
     if isinstance(rate, nn.CellList):
         wrapped: dict[int, Any] = {}
         for form in rate:
@@ -141,7 +141,7 @@ def working_set_data(optimizer: Native) -> Iterator[None]:
 
 
 def table_length(optimizer: Native) -> int | None:
-    """Return the number of steps that the optimizer's table of rates is good for, if it has one."""
+    """Return the length of the optimizer's table of rates, if it has one."""
     forms = _forms_of(optimizer)
     lengths = [len(p) for p in map(_parameter_of, forms) if p is not None and p.ndim == 1]
     return min(lengths, default=None)
@@ -164,16 +164,16 @@ def _schedule_name(form: Any) -> str:
 
 
 def _parameter_of(form: Any) -> Any:
-    """The Parameter behind a constant or a table; None for a schedule, which computes its rate."""
+    """Return the Parameter of a constant or a table; None for a schedule, which computes its rate."""
     if isinstance(form, Parameter):
         return form
     inner = getattr(form, "learning_rate", None)
     return inner if isinstance(inner, Parameter) else None
 
 
-@lru_cache(maxsize=64)  # a rate is mostly what it was in the step before
+@lru_cache(maxsize=64)  # most rates are those of the step before
 def _shortest(value: float) -> float:
-    """The shortest decimal that is this float32: 0.1 reads as 0.1, as it does on PyTorch."""
+    """Return the shortest decimal of a float32: 0.1 reads as 0.1, as on PyTorch."""
     return float(str(np.float32(value)))
 
 

@@ -23,10 +23,10 @@ _CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}
 def out_of_band(network: Native, *, training: bool = False) -> Iterator[None]:
     """Restore gradients, random state, buffers, attributes and flags of a network after calls of it.
 
-    MindSpore is in PYNATIVE mode meanwhile: GRAPH mode hides the values inside, and would compile again.
-    The network is in evaluation mode, and no gradients are recorded; or, for ``training``, each Cell is in
-    its own mode, except that dropouts are off: the state of their random numbers is inside MindSpore's
-    kernels, where it can be neither read nor restored.
+    MindSpore is in PYNATIVE mode meanwhile: GRAPH mode would hide intermediate values and recompile.
+    The network is in evaluation mode, and no gradients are recorded. With ``training`` each Cell keeps
+    its own mode, but dropouts are off: the state of their random numbers is inside MindSpore's
+    kernels, and can be neither read nor restored.
     """
     cells = [cell for _, cell in network.cells_and_names()]
     attributes = [dict(vars(cell)) for cell in cells]
@@ -39,8 +39,8 @@ def out_of_band(network: Native, *, training: bool = False) -> Iterator[None]:
     mode = mindspore.get_context("mode")
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     try:
-        # Hooks that were added and removed would have the graph compiled again, in which MindSpore 2.7's
-        # dropout begins its random numbers again.
+        # Adding and removing hooks would recompile the graph, and MindSpore 2.7's dropout would restart
+        # its random numbers.
         with same_hook_version():
             if training:
                 for cell in cells:
@@ -69,7 +69,7 @@ def out_of_band(network: Native, *, training: bool = False) -> Iterator[None]:
 
 
 def first_samples(batch: tuple[Native, ...], samples: int | None) -> tuple[Native, ...]:
-    """Return the first samples of a batch, if all its columns agree on their number."""
+    """Return the first samples of a batch, if all its columns have the same length."""
     sizes = {column.shape[0] for column in batch if column.ndim}
     if samples is None or len(sizes) != 1 or sizes.pop() <= samples:
         return tuple(batch)

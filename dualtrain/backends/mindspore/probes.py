@@ -19,10 +19,10 @@ class MindSporeProbing:
 
     Args:
         network: The network.
-        train_step: ``train_step`` as a Cell; None: there is a loss function, or the network is one.
-        loss: The Cell that returns a batch's loss; None: it is inside of MindSpore's own step.
+        train_step: ``train_step`` as a Cell; None: the loss comes from a loss function or the network.
+        loss: The Cell that returns a batch's loss; None: it is inside MindSpore's own step.
         optimizer: The optimizer, or None.
-        has_label: Whether the last column of a batch goes to the loss function.
+        has_label: Whether the last column of a batch is passed to the loss function.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class MindSporeProbing:
         return explain_nonfinite(self._network, self._loss, self._optimizer, batch)
 
     def _forward(self, batch: tuple[Native, ...]) -> Native:
-        """Call the network without the loss, where that is apart."""
+        """Call the network, without a separate loss."""
         if self._train_step is not None:
             return self._train_step.run(batch)  # type: ignore[no-untyped-call]
         if self._optimizer is None and trains_itself(self._network):
@@ -67,7 +67,7 @@ class MindSporeProbing:
 
 
 def trains_itself(network: nn.Cell) -> bool:
-    """Tell whether a network has its own optimizer: a TrainOneStepCell, which MindSpore's Model allows."""
+    """Return whether a network has its own optimizer, like a TrainOneStepCell, which Model allows."""
     return getattr(network, "optimizer", None) is not None
 
 
@@ -78,15 +78,15 @@ def sample_attention(
     samples: int | None,
     function: Callable[[Native], Sequence[Native]] | None,
 ) -> list[AttentionLayer]:
-    """Describe the attention of each layer on samples of a batch.
+    """Return the statistics of each layer's attention on samples of a batch.
 
     Args:
         network: The network.
-        forward: Takes the columns of a batch and calls the network with them.
+        forward: Calls the network with the columns of a batch.
         batch: The columns.
-        samples: The number of its samples that are used; None: all.
-        function: Takes the columns and returns the probabilities of each layer, of shape (samples,
-            heads, queries, keys). None: they are found in the forward pass.
+        samples: The number of samples to use; None: all.
+        function: Returns the probabilities of each layer for the columns, of shape (samples, heads,
+            queries, keys). None: attention is detected in the forward pass.
     """
     with out_of_band(network):
         batch = first_samples(batch, samples)

@@ -16,13 +16,13 @@ from dualtrain.protocol import Native
 class ReportedGradients:
     """Compute the norm of the gradients that ``run.count_update(gradients)`` gives, when it is read.
 
-    The norm is computed on the host in float64. Clipping is the loop's business, so the norm after it is
-    the same.
+    The norm is computed on the host in float64. The loop clips the gradients itself, so the norm after
+    clipping is the same.
 
     Args:
-        is_update_step: Tells whether the batch has made an update.
+        is_update_step: Returns whether the batch has made an update.
         optimizers: The optimizers.
-        network: The network; None: all parameters of the optimizers are its own.
+        network: The network; None: all parameters of the optimizers belong to it.
     """
 
     loss_scale: float | None = None
@@ -37,7 +37,7 @@ class ReportedGradients:
         self._norm: float | None = None
 
     def report(self, gradients: Native) -> None:
-        """Take the gradients of an update; those of several updates of a batch add up to one norm."""
+        """Store the gradients of an update; several updates of a batch are combined in one norm."""
         self._tensors.extend(_tensors_in(gradients))
         self._norm = None
 

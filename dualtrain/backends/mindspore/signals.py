@@ -1,9 +1,9 @@
 """Detect Ctrl-C among the SIGTERMs of a process while MindSpore runs.
 
-Once an operator has run, MindSpore answers SIGINT in C: it sends its own process a SIGTERM, and it
-installs that answer again in every step. A SIGTERM that the process has sent itself while MindSpore handles
-SIGINT was therefore a Ctrl-C. The kernel writes the sender of a signal onto the alternate signal stack
-before the handler runs; it is read from there.
+After the first operator, MindSpore handles SIGINT in C: it sends its own process a SIGTERM, and it
+reinstalls this handler in every step. A SIGTERM that the process has sent itself while MindSpore handles
+SIGINT was therefore a Ctrl-C. The kernel writes the sender of a signal to the alternate signal stack
+before the handler runs; the sender is read from there.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class InterruptWatch(SignalWatch):
             signal.signal(signal.SIGINT, self._interrupt)
 
     def retake(self) -> None:
-        """Take SIGINT back from MindSpore, so that a Ctrl-C between its operators reaches Python directly.
+        """Restore Python's SIGINT handler, so that a Ctrl-C between MindSpore's operators reaches Python.
 
         Raises:
-            KeyboardInterrupt, SystemExit: The error of a signal that came while MindSpore's C code read a
-                Python attribute: MindSpore took it for a missing attribute.
+            KeyboardInterrupt, SystemExit: The error of a signal that arrived while MindSpore's C code read
+                a Python attribute, and that MindSpore handled as a missing attribute.
         """
         if callable(self._interrupt):
             self._set_handler(_SIGINT, self._on_sigint)
@@ -83,7 +83,7 @@ class InterruptWatch(SignalWatch):
             raise raised
 
     def on_sigterm(self, signum: int, frame: Any) -> None:
-        """Raise KeyboardInterrupt for a Ctrl-C, else do as ``SignalWatch`` does."""
+        """Raise KeyboardInterrupt for a Ctrl-C; otherwise handle SIGTERM as ``SignalWatch`` does."""
         if callable(self._interrupt) and self._from_mindspore():
             self._on_sigint(signal.SIGINT, frame)
             return
@@ -101,7 +101,7 @@ class InterruptWatch(SignalWatch):
             raise
 
     def _note(self, error: BaseException, frame: Any) -> None:
-        """Keep an error that is about to be raised inside MindSpore, which may swallow it."""
+        """Keep an error that is about to be raised inside MindSpore, which may suppress it."""
         inside = frame is not None and frame.f_globals.get("__name__", "").startswith("mindspore.")
         self._raised = error if inside else None
 
@@ -118,7 +118,7 @@ class InterruptWatch(SignalWatch):
         return False
 
     def _record_senders(self) -> _Stack:
-        """Have the kernel write the sender of each SIGTERM onto an alternate signal stack."""
+        """Make the kernel write the sender of each SIGTERM to an alternate signal stack."""
         previous = _Stack()
         self._memory = ctypes.create_string_buffer(_STACK_SIZE)
         self._stack = _Stack(ctypes.addressof(self._memory), 0, _STACK_SIZE)

@@ -87,7 +87,7 @@ class MindSporeStep:
             self._cell.progress.window.drop()
 
     def _steps_ahead(self) -> int:
-        """Return the distance of the optimizer's counter from the step whose rate is asked for."""
+        """Return the distance of the optimizer's counter from the step whose rate is read."""
         applied = self._ended if self._cell is None else self._cell.progress.applied
         return int(applied and not self.step_skipped)
 

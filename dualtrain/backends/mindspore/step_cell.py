@@ -1,4 +1,4 @@
-"""The train step that Model is given where callbacks or arguments need more than MindSpore's own."""
+"""The train step of the Model if callbacks or arguments need more than MindSpore's own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EVENTS = (
 
 
 class _Progress:
-    """The position of a run in its window; not in the Cell, whose attributes take microseconds to set."""
+    """The position of a run in its window; separate from the Cell, whose attributes are slow to set."""
 
     def __init__(self, dataset: Any, accumulate_steps: int) -> None:
         self.dataset = dataset
@@ -36,7 +36,7 @@ class _Progress:
         self.window = Window(batches, accumulate_steps)
         self.updates = 0
         self.updated = False
-        """Whether this batch ends a window, so that the norm is known."""
+        """Whether this batch ends a window; the norm is then known."""
         self.applied = False
         """Whether the optimizer has been called in this batch, or its call was skipped."""
 
@@ -45,11 +45,11 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
     """Accumulate, measure, clip and skip around MindSpore's own train step.
 
     Each call runs one of a few Cells: one adds a batch's gradients to the totals of the window, another
-    updates with them. They are built, and in GRAPH mode compiled, when they are first needed.
+    makes the update. They are built, and in GRAPH mode compiled, on first use.
 
     Args:
         native: MindSpore's own train step, with its loss, optimizer and mixed precision.
-        clip_norm: The largest norm that the gradients of an update may have; None: any.
+        clip_norm: The maximum norm of an update's gradients; None: no clipping.
         scaler: A ``mindspore.amp.DynamicLossScaler``; None: the loss is not scaled.
         batch_norms: The names of the network's BatchNorm layers, for a warning.
     """
@@ -77,13 +77,13 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
         parameter_norms: bool = False,
         guarded: bool = False,
     ) -> None:
-        """Begin a run: nothing is accumulated.
+        """Begin a run with an empty window.
 
         Args:
             dataset: The training data.
             accumulate_steps: Batches per update.
-            parameter_norms: Whether the gradient of each weight is measured.
-            guarded: Whether an update whose loss or gradients are not finite is skipped.
+            parameter_norms: Whether the norm of each weight's gradient is computed.
+            guarded: Whether updates with a non-finite loss or gradients are skipped.
         """
         self.progress = _Progress(dataset, accumulate_steps)
         self.parameter_norms = parameter_norms
@@ -185,7 +185,7 @@ class StepCell(nn.TrainOneStepCell):  # type: ignore[misc]
 
 
 def asked_of_step(engine: RunEngine) -> frozenset[Capability]:
-    """Return the capabilities that callbacks ask for and that need a StepCell."""
+    """Return the capabilities requested by callbacks that need a StepCell."""
     asked_for = engine.bus.asked_for() | {
         capability
         for event, capability in EVENT_CAPABILITY.items()
@@ -197,9 +197,9 @@ def asked_of_step(engine: RunEngine) -> frozenset[Capability]:
 def _share_jit_config(cell: nn.Cell, source: nn.Cell) -> None:
     """Compile a Cell with the ``jit_config`` of another one."""
     if source.jit_config_dict and not cell.jit_config_dict:
-        cell.set_jit_config(source)  # it reads ``jit_config_dict`` alone, which a Cell has, too
+        cell.set_jit_config(source)  # it only reads ``jit_config_dict``, which a Cell also has
 
 
-@lru_cache(maxsize=256)  # to create one costs as much as a small kernel
+@lru_cache(maxsize=256)  # creating a tensor costs as much as a small kernel
 def _scalar(value: float) -> Tensor:
     return Tensor(value, mindspore.float32)

@@ -28,6 +28,6 @@ def to_numpy(value: Native) -> Any:
 def norm(values: Any) -> float:
     """Return the L2 norm of an array, computed in float64.
 
-    numpy's own norm is a dot product in the precision of the array: off by 0.1 % at 40 million values.
+    numpy's own norm is a dot product in the array's precision, with an error of 0.1 % at 40 million values.
     """
     return float(np.sqrt(np.square(values, dtype=np.float64).sum()))

@@ -1,4 +1,4 @@
-"""One training at a time in a process."""
+"""Allow only one training at a time in a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watch the attention that a PyTorch network computes in a forward pass."""
+"""Record the attention of a PyTorch network in a forward pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dualtrain.backends.torch.borrowed import with_names
 from dualtrain.protocol import AttentionLayer
 
 _CHUNK = 1 << 22
-"""Probabilities that are held at a time: 32 MiB of float64."""
+"""Maximum number of probabilities in memory: 32 MiB of float64."""
 
 _SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
 
@@ -25,11 +25,11 @@ _MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 
 
 class AttentionWatch(TorchFunctionMode):
-    """Describe every attention that is computed while this is entered, by any module or function.
+    """Record the statistics of every attention computed inside this context.
 
-    It sees calls on their way into PyTorch, on this thread alone: no module has a hook and no function
-    is replaced. Fused attention gives no probabilities; they are computed again from its queries and
-    keys. Everything stays on the device until ``layers`` is called.
+    It intercepts calls of PyTorch's functions on this thread, without hooks on modules or replaced
+    functions. Fused attention returns no probabilities; they are recomputed from its queries and
+    keys. The statistics stay on the device until ``layers`` is called.
     """
 
     def __init__(self, network: torch.nn.Module) -> None:
@@ -38,7 +38,7 @@ class AttentionWatch(TorchFunctionMode):
         self._found: list[tuple[str, bool, list[torch.Tensor]]] = []
 
     def layers(self) -> list[AttentionLayer]:
-        """Return what was found, in order. One device sync."""
+        """Return the recorded layers in order, with one device sync."""
         tensors = [tensor for _, _, own in self._found for tensor in own]
         if not tensors:
             return []
@@ -64,16 +64,16 @@ class AttentionWatch(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _multi_head(self, *args: Any, **kwargs: Any) -> Any:
-        """Run what nn.MultiheadAttention calls by its fused path, and watch that.
+        """Run nn.MultiheadAttention's function by its fused path, and record the fused call.
 
-        It runs as a function with the same code but with names of its own for two of those that it
-        calls, so that nobody else's calls are touched.
+        A copy of the function with the same code has its own globals for two of its functions, so that
+        other callers are not affected.
         """
         call = _MULTI_HEAD.bind(*args, **kwargs)
         wants_weights = call.arguments.get("need_weights", True)
         call.arguments["need_weights"] = False
         if wants_weights:
-            call.arguments["is_causal"] = False  # a hint; attn_mask says the same and is what is used
+            call.arguments["is_causal"] = False  # only a hint: attn_mask has the same content
         names = {
             **vars(F),
             "has_torch_function": lambda tensors: False,
@@ -119,7 +119,7 @@ class AttentionWatch(TorchFunctionMode):
             mask = _four_dimensional(mask.expand(*query.shape[:-1], keys))
         query, key = _four_dimensional(query), _four_dimensional(key)
         samples, heads, _, width = query.shape
-        if key.shape[1] != heads:  # grouped queries share a key head
+        if key.shape[1] != heads:  # grouped-query attention: several query heads share a key head
             key = key.repeat_interleave(heads // key.shape[1], dim=1)
         key = key.expand(samples, -1, -1, -1)
         factor = width**-0.5 if scale is None else scale
@@ -137,12 +137,12 @@ class AttentionWatch(TorchFunctionMode):
         self._add((samples, heads, queries, keys), scores_of, mask)
 
     def _softmax(self, input: torch.Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> None:
-        """Take a softmax along the last of four dimensions for attention."""
+        """Record a softmax along the last of four dimensions as attention."""
         if input.ndim == 4 and dim in (-1, 3):
             self._add_scores(input)
 
     def add_probabilities(self, probabilities: Any) -> None:
-        """Describe the attention that a user's function has given."""
+        """Record the attention returned by the user's ``attention_fn``."""
         layer = len(self._found)
         if not isinstance(probabilities, torch.Tensor) or probabilities.ndim != 4:
             raise not_probabilities(layer, probabilities)
@@ -163,12 +163,12 @@ class AttentionWatch(TorchFunctionMode):
         scores_of: Callable[[slice, slice], torch.Tensor],
         masked: torch.Tensor | None,
     ) -> None:
-        """Sum up the rows of a layer, a few at a time.
+        """Sum the statistics of a layer's rows, in chunks.
 
         Args:
             shape: (samples, heads, queries, keys).
-            scores_of: Gives the scores of some rows of some samples, of shape (samples, heads, rows, keys).
-            masked: What says which scores are masked, of their shape; None: nothing does.
+            scores_of: Returns the scores of some rows of some samples: (samples, heads, rows, keys).
+            masked: A tensor of the same shape with the masked scores; None: no score is masked.
         """
         samples, heads, queries, keys = shape
         if not samples * heads * queries * keys:
@@ -195,9 +195,9 @@ def _sums(
     """Return, per head, the number of rows, the sums of their statistics, and the sum for each key.
 
     Args:
-        scores: Of shape (samples, heads, rows, keys).
-        real: Which keys of each sample are not padding; None: all.
-        rows: Which of the queries these are.
+        scores: The scores, of shape (samples, heads, rows, keys).
+        real: A mask of the keys that are not padding, per sample; None: no padding.
+        rows: The slice of the queries.
         one_sequence: Whether queries and keys are the same positions.
     """
     samples, heads, queries, keys = scores.shape
@@ -229,12 +229,12 @@ def _slices(length: int, at_a_time: int) -> Iterator[slice]:
 
 
 def _visible(scores: torch.Tensor) -> torch.Tensor:
-    """Return which scores are not masked; NaN is none of the masks."""
+    """Return a mask of the scores that are not masked; NaN is not a mask."""
     return ~(scores <= MASKED)
 
 
 def _four_dimensional(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as (samples, heads, ..., ...): missing dimensions are 1, further ones are samples."""
+    """Reshape a tensor to (samples, heads, ..., ...): missing dimensions are 1, extra ones are samples."""
     if tensor.ndim > 4:
         return tensor.flatten(0, -4)
     if tensor.ndim == 3:

@@ -1,4 +1,4 @@
-"""Batches on their way to a PyTorch network."""
+"""Iterate over batches and move them to a PyTorch network's device."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class Batches:
 
     Args:
         role: The argument's name, for messages.
-        dataset: Any iterable of batches, sized or not.
-        device: The device of tensors and numpy arrays; other objects are passed on.
+        dataset: Any iterable of batches, with or without a length.
+        device: The device for tensors and numpy arrays; other objects are not changed.
         passes: The number of passes over the dataset.
-        limit: The largest number of batches of a pass; None: all.
-        ahead: Keeps a batch that was fetched early, for the next run too.
+        limit: The maximum number of batches per pass; None: all.
+        ahead: Keeps a batch that was fetched early, also for the next run.
 
     Attributes:
-        length: The number of batches of a pass; None: not known.
-        looks_ahead: Whether ``ahead`` has to know each batch's place in its pass.
-        at_end: Called when a pass has given its last batch; not where it is left early.
+        length: The number of batches per pass; None: unknown.
+        looks_ahead: Whether ``ahead`` has to detect the last batch of a pass.
+        at_end: Called after the last batch of a pass; not if the pass ends early.
 
     Raises:
-        ArgumentTypeError: It is not an iterable of batches.
-        ArgumentValueError: It is empty, or an iterator for several passes.
+        ArgumentTypeError: The dataset is not an iterable of batches.
+        ArgumentValueError: The dataset is empty, or an iterator with several passes.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class Batches:
         self._device = device
         self._limit = limit
         self._ahead = LookAhead() if ahead is None else ahead
-        self._is_begun = length is None  # only its first batch tells whether it is empty
+        self._is_begun = length is None  # only the first batch shows whether it is empty
         if self._is_begun:
             self._ahead.begin(dataset, None, limit)
             if self._ahead.is_last:
                 raise empty(role)
 
     def close(self) -> None:
-        """Close a pass that was begun to see whether there are batches, if nobody has continued it."""
+        """Close the pass that was begun to check for batches, unless it has been continued."""
         if self._is_begun:
             self._ahead.close()
 
@@ -92,7 +92,7 @@ class Batches:
         iterator = self._begin()
         try:
             for batch in iterator:
-                if type(batch) is tuple:  # of tensors on the device, usually, which costs no call to see
+                if type(batch) is tuple:  # usually of tensors on the device: checked without a call
                     for item in batch:
                         if type(item) is not tensor_type or item.device != device:
                             batch = to_device(batch, device)

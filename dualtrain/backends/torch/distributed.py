@@ -1,4 +1,4 @@
-"""Ranks on PyTorch, as far as monitoring needs them; gradients are the user's own DDP's business."""
+"""Ranks on PyTorch, for monitoring; gradients are reduced by the user's DDP wrapper."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def world_size() -> int:
 
 
 def any_rank(flag: bool) -> bool:
-    """Tell whether ``flag`` is true on any rank; a collective over the host where there is gloo.
+    """Return whether ``flag`` is true on any rank; a collective on the host if gloo is available.
 
-    Cost: one all-reduce of one byte. With NCCL alone it is on the device, which waits for it.
+    Cost: one all-reduce of one number. With only NCCL it runs on the device, with a sync.
     """
     if world_size() == 1:
         return flag

@@ -1,4 +1,4 @@
-"""Numbers that a GPU copies to the host between its other work, instead of the host waiting for them."""
+"""Asynchronous copies of numbers from a GPU to the host."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import torch
 
 
 def to_float_later(value: torch.Tensor) -> Callable[[], float] | None:
-    """Begin to copy a scalar, or the mean of a larger tensor, to the host.
+    """Start an asynchronous copy of a scalar, or of the mean of a larger tensor, to the host.
 
-    What comes behind it in the stream may overwrite the tensor, as a captured graph does: the copy is made
-    before.
+    The copy is ordered in the stream, so later operations may overwrite the tensor, as a captured graph
+    does.
 
     Returns:
-        What waits for the copy, and for nothing behind it, and returns the number; None where the
-        tensor is not on a GPU.
+        A function that waits for only this copy and returns the number; None if the tensor is not on a
+        GPU.
     """
     if not value.is_cuda:
         return None
     value = value.detach()
     if value.numel() != 1:
         value = value.float().mean()
-    copy = value.to("cpu", non_blocking=True)  # into pinned memory, without which it would be waited for
+    copy = value.to("cpu", non_blocking=True)  # into pinned memory; otherwise the copy would block
     copied = torch.cuda.current_stream(value.device).record_event()
 
     def read() -> float:

@@ -1,4 +1,4 @@
-"""Metrics on PyTorch: by name through torchmetrics, or the user's own objects."""
+"""Metrics on PyTorch: torchmetrics by name, or the user's objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dualtrain.protocol import Native
 
 
 class LossMetric:
-    """The mean of the batches' mean losses. One device sync per evaluation."""
+    """The mean of the batches' mean losses, with one device sync per evaluation."""
 
     def __init__(self) -> None:
         self.clear()
@@ -30,9 +30,9 @@ class LossMetric:
 
 
 class NamedMetric:
-    """A metric of torchmetrics, made when the first batch shows the number of classes.
+    """A metric of torchmetrics, created at the first batch, which shows the number of classes.
 
-    Values are MindSpore's: ``f1``, ``precision`` and ``recall`` give one value per class, and
+    Values are as in MindSpore: ``f1``, ``precision`` and ``recall`` give one value per class, and
     ``mae`` and ``mse`` sum over a sample's outputs and average over the samples.
 
     Args:
@@ -84,7 +84,7 @@ class NamedMetric:
 
 
 class TorchmetricsObject:
-    """A user's torchmetrics object, seen as a metric with clear, update and eval."""
+    """Adapt a torchmetrics object to a metric with clear, update and eval."""
 
     def __init__(self, metric: Any) -> None:
         self._metric = metric
@@ -100,10 +100,10 @@ class TorchmetricsObject:
 
 
 def make_metrics(metrics: Native) -> dict[str, Any]:
-    """Return name -> metric object for what the user passed as ``metrics``.
+    """Return name -> metric object for the argument ``metrics``.
 
     Raises:
-        ArgumentTypeError: It is neither names nor a mapping, or an object is no metric.
+        ArgumentTypeError: The argument is neither names nor a mapping, or an object is not a metric.
         ArgumentValueError: A name is unknown.
     """
     if metrics is None:
@@ -121,7 +121,7 @@ def _adapt(name: str, metric: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A float for a scalar tensor, a numpy array for a larger one, anything else as it is."""
+    """Return a scalar tensor as a float, a larger one as a numpy array, other values unchanged."""
     if not isinstance(value, torch.Tensor):
         return value
     return value.item() if value.ndim == 0 else value.cpu().numpy()

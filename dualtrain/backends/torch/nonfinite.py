@@ -1,4 +1,4 @@
-"""Where a step's values stop being finite on PyTorch: its forward pass, repeated out of band."""
+"""Locate the first non-finite values of a step on PyTorch, by repeating its forward pass."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def explain_nonfinite(
     *,
     autocast: Callable[[], AbstractContextManager[Any]],
 ) -> str:
-    """Say where the values of a step stop being finite.
+    """Return a message about the first non-finite values of a step.
 
     Args:
         network: The network, with the step's gradients.
-        loss_fn: The loss function, whose module is named too if it is one.
-        forward: Gives a batch's loss, or a mapping or tuple with it; None: it cannot be repeated.
+        loss_fn: The loss function; if it is a module, its modules are checked too.
+        forward: Returns a batch's loss, or a mapping or tuple with it; None: it cannot be repeated.
         batch: The batch.
-        autocast: Makes the context that the step computes its loss in.
+        autocast: Returns the autocast context of the step.
     """
     parameter = next((name for name, p in network.named_parameters() if not is_finite(p)), None)
     if forward is None:
@@ -51,7 +51,7 @@ def explain_nonfinite(
 
                 hooks.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
             loss_is_finite = is_finite(forward(batch))
-    except Exception as error:  # noqa: BLE001 - the user's forward; what is being told is another fault
+    except Exception as error:  # noqa: BLE001 - of the user's forward pass; not the fault to report
         return not_repeatable(f"{type(error).__name__}: {error}")
     return describe_nonfinite(
         parameter=parameter,
@@ -62,14 +62,14 @@ def explain_nonfinite(
 
 
 def is_finite(value: Native) -> bool:
-    """Tell whether all numbers in tensors, also inside tuples, lists and mappings, are finite."""
+    """Return whether all numbers in tensors, also inside tuples, lists and mappings, are finite."""
     if isinstance(value, torch.Tensor):
         if not (value.is_floating_point() or value.is_complex()):
             return True
         try:
             return bool(torch.isfinite(value.detach()).all())
         except (RuntimeError, NotImplementedError):
-            return True  # a kind of tensor that cannot be asked
+            return True  # a kind of tensor without isfinite
     if isinstance(value, (tuple, list)):
         return all(map(is_finite, value))
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""L2 norms of many tensors at a time, with few device syncs."""
+"""L2 norms of many tensors, with few device syncs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 HALVES = (torch.float16, torch.bfloat16)
 _PIECE = 2**16
 _LARGE = 2**20
-"""The size from which on a tensor's norm is computed by pieces: see ``_pieces``."""
+"""Larger tensors are split into pieces: see ``_pieces``."""
 
 
 def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
@@ -35,13 +35,13 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
 
 
 class Norms:
-    """The L2 norms of tensors, which stay on their devices until they are read.
+    """The L2 norms of tensors, kept on their devices until they are read.
 
     Half precision is summed in float32.
 
     Args:
         tensors: The tensors; None counts as zeros.
-        exact_zeros: Only a tensor of zeros has a norm of zero, however small its numbers are.
+        exact_zeros: Only a tensor of zeros has a norm of zero; tiny numbers do not underflow to it.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor | None], *, exact_zeros: bool = False) -> None:
@@ -79,7 +79,7 @@ def _pieces(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         tensor = torch.view_as_real(tensor)
     if tensor.numel() == 0:
         return ()
-    # On the CPU torch sums one by one in float32: over 40 million numbers it is off by 0.2 %.
+    # On the CPU torch sums sequentially in float32: with 40 million numbers the error is 0.2 %.
     return torch.split(tensor.reshape(-1), _PIECE) if tensor.device.type == "cpu" else (tensor,)
 
 
@@ -87,8 +87,8 @@ def _norms(pieces: list[torch.Tensor], *, half: bool, exact_zeros: bool) -> torc
     dtype = torch.float32 if half else None
     norms = torch.stack([torch.linalg.vector_norm(piece, dtype=dtype) for piece in pieces])
     if exact_zeros:
-        # Squares of numbers below 1e-23 are zero in float32, but the largest number is not. Elsewhere
-        # than on the CPU, to ask which norms are zero would be a sync.
+        # Squares of numbers below 1e-23 underflow to zero in float32; the largest number does not. On
+        # other devices than the CPU, selecting the zero norms would be a sync.
         on_cpu = norms.device.type == "cpu"
         suspects = torch.nonzero(norms == 0).flatten().tolist() if on_cpu else range(len(pieces))
         for i in suspects:

@@ -1,4 +1,4 @@
-"""The learning rate of PyTorch's optimizers, read and written in one place, and its schedule."""
+"""The learning rate of PyTorch's optimizers, and its schedule."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from dualtrain.protocol import Native, Rate
 
 
 class TorchLearningRate:
-    """The rates of the parameter groups of one or more optimizers.
+    """The learning rates of the parameter groups of one or more optimizers.
 
-    It also answers what MindSpore's ``optimizer.learning_rate`` answers (``float()``,
-    ``asnumpy()``, ``set_data(x)``), so that callbacks written for MindSpore run unchanged.
+    It has the methods of MindSpore's ``optimizer.learning_rate`` (``float()``, ``asnumpy()``,
+    ``set_data(x)``), so that callbacks written for MindSpore run unchanged.
 
     Args:
-        optimizers: The optimizers, in the order in which their groups are read.
+        optimizers: The optimizers, in the order of their groups.
 
     Attributes:
-        used: The rates that the last update has used, while they are shown; else None.
+        used: The rates of the last update, while ``read`` returns them; otherwise None.
     """
 
     def __init__(self, *optimizers: Native) -> None:
@@ -47,7 +47,7 @@ class TorchLearningRate:
         if self._schedule:
             raise ArgumentValueError(
                 f"the learning rate follows the schedule {self._schedule} and cannot be set to a value: "
-                f"use scale_lr(factor), which works on top of it."
+                f"use scale_lr(factor), which multiplies its rates."
             )
         groups = self._groups
         for group, value in zip(groups, checked_rates(rate, len(groups)), strict=True):
@@ -58,7 +58,7 @@ class TorchLearningRate:
         groups = self._groups
         in_use = self.used or [float(group["lr"]) for group in groups]
         new = [lowered(rate, factor, min_lr) for rate in in_use]
-        # A rate of 0, from which a warm-up may begin, is scaled for later.
+        # A rate of 0, as at the begin of a warm-up, has no ratio: its later values are scaled.
         ratios = [
             after / before if before > 0 else factor for before, after in zip(in_use, new, strict=True)
         ]
@@ -71,14 +71,14 @@ class TorchLearningRate:
         return self.read()
 
     def follow(self, schedule: Native) -> None:
-        """Note that a scheduler writes these rates, on top of which ``scale`` has to work."""
+        """Register a scheduler that writes these rates, for ``scale``."""
         self._schedule = type(schedule).__name__
         self._unscaled = [float(group["lr"]) for group in self._groups]
         self._factors = [1.0] * len(self._unscaled)
 
     @contextmanager
     def unscaled(self) -> Iterator[None]:
-        """Show a scheduler the rates that it wrote last, and scale what it writes now."""
+        """Restore the scheduler's own rates for its step, and scale its new rates afterwards."""
         groups = self._groups
         for group, factor, last in zip(groups, self._factors, self._unscaled, strict=True):
             if factor != 1.0:
@@ -91,15 +91,15 @@ class TorchLearningRate:
                 _write_group(group, rate * factor)
 
     def hold(self) -> None:
-        """Keep showing the rates in force, which an update has used, although a schedule moves on."""
+        """Keep returning the rates of the last update after the schedule has changed them."""
         if self.used is None:
             self.used = [float(group["lr"]) for group in self._groups]
 
     def release(self) -> None:
-        """Show the rates that the next update will use."""
+        """Return the rates of the next update from now on."""
         self.used = None
 
-    # As MindSpore's.
+    # MindSpore's methods.
 
     def __float__(self) -> float:
         rate = self.read()
@@ -118,17 +118,17 @@ class TorchLearningRate:
 
 
 class Schedule:
-    """A ``torch.optim.lr_scheduler``, stepped when it is due.
+    """A ``torch.optim.lr_scheduler`` with its interval and metric.
 
     Args:
-        argument: What the user passed as ``lr_scheduler``: a scheduler, stepped once per
-            update, or ``{"scheduler": s, "interval": "update" | "epoch", "monitor": name}``.
+        argument: The argument ``lr_scheduler``: a scheduler, stepped once per update, or
+            ``{"scheduler": s, "interval": "update" | "epoch", "monitor": name}``.
         optimizers: The Model's optimizers; the scheduler has to belong to one of them.
 
     Raises:
-        ArgumentTypeError: It is no scheduler.
+        ArgumentTypeError: The argument is not a scheduler.
         ArgumentValueError: It belongs to another optimizer, the interval is unknown, or a
-            ReduceLROnPlateau has no metric to look at.
+            ReduceLROnPlateau has no metric.
     """
 
     def __init__(self, argument: Any, optimizers: Sequence[Native]) -> None:
@@ -149,13 +149,13 @@ class Schedule:
             )
         if self._on_plateau and self.monitor is None:
             raise ArgumentValueError(
-                "ReduceLROnPlateau needs to know what to look at: pass "
+                "ReduceLROnPlateau needs a metric: pass "
                 "lr_scheduler={'scheduler': s, 'monitor': 'eval_loss'} or another metric's name."
             )
         if self._on_plateau and self.interval == "update" and self.monitor != "loss":
             raise ArgumentValueError(
-                f"ReduceLROnPlateau with interval 'update' can look at the training 'loss' alone, since "
-                f"{self.monitor!r} is known once an epoch: leave interval out."
+                f"ReduceLROnPlateau with interval 'update' can only monitor the training 'loss', since "
+                f"{self.monitor!r} is computed once per epoch: leave interval out."
             )
         if not any(scheduler.optimizer is optimizer for optimizer in optimizers):
             raise ArgumentValueError(
@@ -164,7 +164,7 @@ class Schedule:
         self.scheduler = scheduler
 
     def belongs_to(self, optimizer: Native) -> bool:
-        """Tell whether this is the optimizer whose rate it writes."""
+        """Return whether the schedule belongs to this optimizer."""
         return self.scheduler.optimizer is optimizer
 
     def advance(self, rate: TorchLearningRate, metrics: Mapping[str, Any], loss: float | None) -> None:
@@ -172,8 +172,8 @@ class Schedule:
 
         Args:
             rate: The learning rate that it writes.
-            metrics: The results of this epoch's evaluation; empty if there was none, and then a
-                plateau scheduler that looks at one of them waits.
+            metrics: The results of this epoch's evaluation; empty without an evaluation: a plateau
+                scheduler with a metric of the evaluation is then not stepped.
             loss: The training loss, for ``monitor="loss"``.
         """
         value: Any = None
@@ -224,7 +224,7 @@ def checked_optimizers(
 
 
 def check_steps_without_closure(optimizer: Native) -> None:
-    """Refuse optimizers that evaluate the network themselves, such as LBFGS.
+    """Refuse optimizers that need a closure, such as LBFGS.
 
     Raises:
         ArgumentValueError: ``step`` needs a closure.
@@ -232,7 +232,7 @@ def check_steps_without_closure(optimizer: Native) -> None:
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise ArgumentValueError(
-            f"{type(optimizer).__name__}.step needs a closure, which the Model does not give it: use "
+            f"{type(optimizer).__name__}.step needs a closure, which the Model does not pass: use "
             f"automatic_optimization=False and call it in train_step."
         )
 
@@ -252,7 +252,7 @@ def learning_rate_attribute(optimizers: Sequence[Native], rate: TorchLearningRat
 
 @contextmanager
 def following(schedule: Native, rate: TorchLearningRate) -> Iterator[None]:
-    """Let ``scale`` work on top of a schedule that the user's loop steps, for the duration of a run."""
+    """Make ``scale`` work with a schedule that the user's loop steps, for the duration of a run."""
     rate.follow(schedule)
     step, state_dict = schedule.step, schedule.state_dict
     replaced = {name: vars(schedule)[name] for name in ("step", "state_dict") if name in vars(schedule)}
@@ -261,7 +261,7 @@ def following(schedule: Native, rate: TorchLearningRate) -> Iterator[None]:
         with rate.unscaled():
             step(*args, **kwargs)
 
-    def own_state() -> dict[str, Any]:  # PyTorch's has every attribute in it, these two functions too
+    def own_state() -> dict[str, Any]:  # PyTorch's has all attributes, including these two functions
         return {name: value for name, value in state_dict().items() if name not in ("step", "state_dict")}
 
     schedule.step, schedule.state_dict = scaled_step, own_state
@@ -273,7 +273,7 @@ def following(schedule: Native, rate: TorchLearningRate) -> Iterator[None]:
 
 
 def _write_group(group: dict[str, Any], rate: float) -> None:
-    if isinstance(group["lr"], torch.Tensor):  # a compiled or captured step reads this very tensor
+    if isinstance(group["lr"], torch.Tensor):  # a compiled or captured step reads this tensor
         group["lr"].fill_(rate)
     else:
         group["lr"] = rate

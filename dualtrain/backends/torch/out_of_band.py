@@ -1,4 +1,4 @@
-"""Call a PyTorch network outside of training, and restore everything afterwards."""
+"""Call a PyTorch network outside of the training step, and restore its state afterwards."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dualtrain.backends.torch.borrowed import compiled_network, may_be_compiled
 from dualtrain.protocol import Native
 
 _CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}
-"""The containers in a module's attributes that are restored; subclasses may refuse to be changed."""
+"""The containers in a module's attributes that are restored; subclasses may not allow changes."""
 
 
 def unwrapped(network: torch.nn.Module) -> torch.nn.Module:
-    """Return the network inside DistributedDataParallel and torch.compile, whose calls have effects."""
+    """Return the network inside DistributedDataParallel and torch.compile."""
     while True:
         compiled = compiled_network(network)
         if isinstance(network, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
@@ -32,10 +32,10 @@ def unwrapped(network: torch.nn.Module) -> torch.nn.Module:
 
 @contextmanager
 def out_of_band(*networks: torch.nn.Module, training: bool = False) -> Iterator[None]:
-    """Let networks be called and restore them: gradients, random state, buffers, attributes, mode.
+    """Restore networks after calls: gradients, random state, buffers, attributes and mode.
 
-    Compiled networks run eagerly meanwhile. They are called in evaluation mode, or with ``training`` in
-    the mode of each module.
+    Compiled networks run eagerly meanwhile. The networks are in evaluation mode, or with ``training`` in
+    each module's own mode.
     """
     modules = [module for network in networks for module in network.modules()]
     parameters = [parameter for network in networks for parameter in network.parameters()]
@@ -82,10 +82,9 @@ def _forked_random_state(parameters: Sequence[torch.Tensor]) -> Any:
 
 
 def first_samples(batch: Native, samples: int | None) -> Native:
-    """Return the first samples of a batch: of every tensor in it, if all agree on their number.
+    """Return the first samples of every tensor in a batch, if all have the same first dimension.
 
-    Where they differ along their first dimension, that does not count samples in all of them, and the
-    whole batch is returned.
+    If the sizes differ, not every first dimension counts samples, and the whole batch is returned.
     """
     sizes = {tensor.shape[0] for tensor in _tensors(batch)}
     if samples is None or len(sizes) != 1 or sizes.pop() <= samples:
