@@ -173,7 +173,7 @@ class Worker:
 
 
 def warm_up(worker: Worker, workload: str, conditions: list[Any], found: dict[str, Any]) -> None:
-    """Import and compile what is needed, and learn which conditions the loop has."""
+    """Import and compile, and query the conditions that the loop supports."""
     worker.ask(workload, "none", (2, 8), bare=True)
     for condition in conditions:
         answer = worker.ask(workload, condition.name, (2, 8), bare=False)

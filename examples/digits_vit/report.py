@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from dualtrain.logs import Log
 
-# Two curves that coincide have to be told apart: a broad pale line under a thin dark one.
+# Keep two equal curves visible: a wide pale line below a thin dark one.
 STYLES: dict[str, dict[str, Any]] = {
     "torch": {"color": "#f2a285", "linewidth": 4.5, "markersize": 10},
     "mindspore": {"color": "#123f6d", "linewidth": 1.1, "markersize": 4},

@@ -202,7 +202,7 @@ def test_a_network_that_gives_its_loss_trains_and_evaluates_without_loss_fn(engi
 def test_a_list_of_rates_that_is_too_short_is_announced(engine: Any) -> None:
     network = engine.weight()
     model = dt.Model(network, engine.loss_fn(), engine.sgd(network, [0.1, 0.2]))
-    with pytest.warns(UserWarning, match="good for 2 more updates and this run has 3"):
+    with pytest.warns(UserWarning, match="rates for 2 more updates, but this run has 3"):
         with pytest.raises(Exception):  # noqa: B017 - whatever MindSpore makes of it
             model.train(1, ones(3))
 

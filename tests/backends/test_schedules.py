@@ -650,7 +650,7 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(engine):
             backend.assign_weights(network, weights)
         for name, weight in backend.weights(network).items():
             np.testing.assert_array_equal(backend.to_numpy(weight), good[name], err_msg=kind)
-    with pytest.raises(ArgumentValueError, match=r"bias has shape \(1,\), but \(3,\)"):
+    with pytest.raises(ArgumentValueError, match=r"bias has shape \(1,\), but got \(3,\)"):
         backend.assign_weights(network, bad["another shape"])
     with pytest.raises(ArgumentValueError, match="more"):
         backend.assign_weights(network, bad["one too many"])

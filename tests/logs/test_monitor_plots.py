@@ -133,7 +133,7 @@ def test_logs_of_one_run_become_one_picture(figures):
 
 @pytest.mark.parametrize(
     ("make", "expected"),
-    [(attention_log, ["gradient", "entropy"]), (parameters_log, ["how"]), (steps_log, ["loss"])],
+    [(attention_log, ["gradient", "entropy"]), (parameters_log, ["change"]), (steps_log, ["loss"])],
 )
 def test_one_log_has_the_panels_of_what_is_in_it(make, expected, figures):
     plot_monitor(read_log(make()), "run.png", title="mine")
@@ -210,12 +210,12 @@ def test_what_a_monitor_gave_to_a_logger_is_drawn_as_well(figures):
     values = {"loss": 1.0, "attention_entropy/0": 1.5, "attention_entropy/1": 0.5, "update_ratio/a/b": 0.1}
     plot_monitor(write(STEPS, (1, values), (2, {"loss": 1.0})), "run.png")
     assert curves(panel_of(figures[0], "entropy")) == {"layer 0": [[1, 1.5]], "layer 1": [[1, 0.5]]}
-    assert curves(panel_of(figures[0], "how")) == {"a/b": [[1, 0.1]]}
+    assert curves(panel_of(figures[0], "change")) == {"a/b": [[1, 0.1]]}
 
 
 def test_update_ratios_are_a_line_a_group(figures):
     plot_monitor(parameters_log(), "run.png")
-    panel = panel_of(figures[0], "how")
+    panel = panel_of(figures[0], "change")
     assert curves(panel) == {
         "group 0": [[1, 1.0], [5, 0.2], [10, 0.1]],
         "group 1": [[1, 2.0], [5, 0.4], [10, 0.2]],
@@ -226,7 +226,7 @@ def test_update_ratios_are_a_line_a_group(figures):
 
 def test_of_many_groups_the_legend_names_three(figures):
     plot_monitor(parameters_log(groups=40), "run.png")
-    panel = panel_of(figures[0], "how")
+    panel = panel_of(figures[0], "change")
     assert [*curves(panel)] == ["group 0", "group 20", "group 39"]
     assert len(panel.get_lines()) == 41
 
