@@ -23,6 +23,7 @@ LARGE_CLASSES = {
     "RunEngine": "One verb per change of a run; engines and adapters call nothing else.",
     "TorchBackend": "Satisfies Backend and its optional parts, five protocols of protocol.py.",
     "MindSporeBackend": "The same.",
+    "FakeBackend": "Satisfies Backend and three of its optional parts.",
 }
 
 SEVERAL_CLASSES = {
@@ -33,7 +34,7 @@ SEVERAL_CLASSES = {
     "backends/torch/metrics.py": "The three kinds of metrics behind one interface.",
     "backends/torch/observed.py": "The step of a hand-written loop and its gradients.",
     "backends/torch/optimizer.py": "The learning rate, and the schedule that sets it.",
-    "backends/torch/step.py": "The two steps, which differ in their window alone, and its length.",
+    "backends/torch/step.py": "The two steps, which differ in their window alone, and their common parts.",
     "bus.py": "The bus and its dispatch plan.",
     "context.py": "The context, and the parameters and the state that it shows.",
     "errors.py": "The errors, one line each.",

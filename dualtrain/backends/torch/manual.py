@@ -14,6 +14,7 @@ from dualtrain.backends.torch.optimizer import TorchLearningRate
 from dualtrain.backends.torch.outputs import as_outputs
 from dualtrain.backends.torch.precision import Precision
 from dualtrain.backends.torch.probes import NetworkProbe
+from dualtrain.backends.torch.step import UpdatingStep
 from dualtrain.backends.torch.update import Update
 from dualtrain.context import RunContext
 from dualtrain.engine import RunEngine
@@ -22,7 +23,7 @@ from dualtrain.events import Event
 from dualtrain.protocol import Capability, Native
 
 
-class ManualStep:
+class ManualStep(UpdatingStep):
     """Call the user's ``train_step``, and offer it the stages of an update.
 
     Args:
@@ -49,6 +50,7 @@ class ManualStep:
         probing: NetworkProbe,
         precision: Precision,
     ) -> None:
+        super().__init__(update, learning_rate, gradients, probing)
         self._context = engine.context
         self._params = engine.context.original_args()
         self._after_backward = engine.emitter(Event.AFTER_BACKWARD)
@@ -56,33 +58,10 @@ class ManualStep:
         self._train_step = train_step
         self._network = network
         self._optimizers = optimizers
-        self._update = update
         self._precision = precision
         self._scaled_in_batch = False
         self._hooks = ExitStack()
-        self.learning_rate = learning_rate
-        self.gradients = gradients
-        self.probing = probing
         self.manual = self
-
-    @property
-    def global_step(self) -> int:
-        """Updates of this run, of any optimizer."""
-        return self._update.count
-
-    @property
-    def is_update_step(self) -> bool:
-        """Whether ``train_step`` has made an update in this batch."""
-        return self._update.made
-
-    @property
-    def step_skipped(self) -> bool:
-        """Whether the last update of this batch was skipped."""
-        return self._update.skipped
-
-    def begin(self) -> None:
-        """Begin a batch."""
-        self._update.begin()
 
     def __call__(self, batch: Native) -> Native:
         """Call ``train_step`` and return its outputs, detached."""

@@ -99,7 +99,49 @@ class PlainStep:
         self._loss = None
 
 
-class WindowStep:
+class UpdatingStep:
+    """A step whose updates are made by ``Update``: what the run reads of them.
+
+    Args:
+        update: Makes the updates.
+        learning_rate: The optimizers' learning rate.
+        gradients: The gradients, as callbacks read them.
+        probing: Calls the network outside of the step.
+    """
+
+    def __init__(
+        self,
+        update: Update,
+        learning_rate: TorchLearningRate,
+        gradients: UpdateGradients,
+        probing: NetworkProbe,
+    ) -> None:
+        self._update = update
+        self.learning_rate = learning_rate
+        self.gradients = gradients
+        self.probing = probing
+
+    @property
+    def global_step(self) -> int:
+        """Updates of this run, of any optimizer."""
+        return self._update.count
+
+    @property
+    def is_update_step(self) -> bool:
+        """Whether this batch has made an update, or skipped one."""
+        return self._update.made
+
+    @property
+    def step_skipped(self) -> bool:
+        """Whether this batch's last update was skipped."""
+        return self._update.skipped
+
+    def begin(self) -> None:
+        """Begin a batch."""
+        self._update.begin()
+
+
+class WindowStep(UpdatingStep):
     """Train on a batch, and update once per window of ``accumulate_steps`` batches.
 
     An update is: zero gradients, then for each batch of the window forward, loss / window and
@@ -136,41 +178,19 @@ class WindowStep:
         precision: Precision,
         skipped_batches: SkippedBatches,
     ) -> None:
+        super().__init__(update, learning_rate, gradients, probing)
         self._params = engine.context.original_args()
         self._after_backward = engine.emitter(Event.AFTER_BACKWARD)
         self._forward = forward
         self._source = source
         self._optimizer = optimizer
         self._window = window
-        self._update = update
         self._precision = precision
         self._skipped_batches = skipped_batches
         # Under DistributedDataParallel gradients are reduced once, in the window's last backward.
         self._no_sync = getattr(network, "no_sync", None)
         self._loss: torch.Tensor | None = None
-        self.learning_rate = learning_rate
-        self.gradients = gradients
-        self.probing = probing
         self.accumulation = AccumulateSteps(network, window)
-
-    @property
-    def global_step(self) -> int:
-        """Updates of this run."""
-        return self._update.count
-
-    @property
-    def is_update_step(self) -> bool:
-        """Whether this batch has ended a window."""
-        return self._update.made
-
-    @property
-    def step_skipped(self) -> bool:
-        """Whether this batch's update was skipped."""
-        return self._update.skipped
-
-    def begin(self) -> None:
-        """Begin a batch."""
-        self._update.begin()
 
     def __call__(self, batch: Native) -> Native:
         """Train on a batch and return its outputs, detached."""
