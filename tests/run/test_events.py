@@ -85,7 +85,7 @@ def test_alias_means(alias, meaning):
 
 
 def test_there_are_no_other_aliases():
-    assert len(ALIASES) == 11
+    assert len(ALIASES) == 10
     assert not set(ALIASES) & {event.value for event in Event}
 
 
