@@ -102,7 +102,7 @@ class EventBus(Dispatch):
             from one of these is not a hook.
 
     Attributes:
-        callback_times: Class name -> seconds in its hooks; None where no callback asks for
+        callback_times: Class name -> seconds in its hooks; None where no callback needs
             ``Capability.CALLBACK_TIMES``.
 
     Raises:
@@ -185,7 +185,7 @@ class EventBus(Dispatch):
             *extra: Further arguments of the hooks.
 
         Returns:
-            The error to go on with: the first one.
+            The first error.
         """
         context.event = event
         emitter = self._emitters.get(event)
@@ -195,7 +195,7 @@ class EventBus(Dispatch):
         return error
 
     def leave(self, callback: Any, error: BaseException | None) -> BaseException | None:
-        """Call a callback's ``__exit__``, if it has one; return the error to go on with."""
+        """Call a callback's ``__exit__``, if it has one; return the first error."""
         leave = getattr(callback, "__exit__", None)
         if leave is None:
             return error
@@ -307,7 +307,7 @@ def _where(callback: Any, event: Event, context: RunContext) -> str:
 def attempt(
     error: BaseException | None, where: str, action: Callable[..., Any], *args: Any
 ) -> BaseException | None:
-    """Call an action on a run's way out; return the error to go on with: the first one."""
+    """Call an action on a run's way out; return the first error."""
     try:
         action(*args)
     except BaseException as failure:  # noqa: BLE001 - returned, and raised by the driver

@@ -37,12 +37,12 @@ class Capability(str, Enum):
     SKIP_NONFINITE = "skip_nonfinite"
     """An update whose loss or gradients are not finite is not made, as in an overflow of mixed precision:
     ``step_skipped`` is true, and weights, optimizer state, ``global_step`` and the learning rate's schedule
-    stay. Only in a run in which a callback asks for it. Absent under manual optimisation, and in MindSpore
+    stay. Only in a run in which a callback needs or uses it. Absent under manual optimisation, and in MindSpore
     where data is sunk or a native step does its own scaling."""
 
     CALLBACK_TIMES = "callback_times"
     """``run_context.callback_times`` says how long callbacks take. The event bus measures it, for any
-    engine, only in a run in which a callback asks for it."""
+    engine, only in a run in which a callback needs it."""
 
     PROBING = "probing"
     """``run_context.attention`` and ``run_context.explain_nonfinite`` can call the network outside of the

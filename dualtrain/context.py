@@ -37,7 +37,7 @@ class CallbackParams(dict[str, Any]):
         for key, value in self.items():
             try:
                 twin[key] = copy.deepcopy(value, memo)
-            except Exception:  # noqa: BLE001 - whatever a native object's copy may raise
+            except Exception:  # noqa: BLE001 - a native object's copy may raise anything
                 twin[key] = value
         return twin
 
@@ -122,7 +122,7 @@ def registered_backends() -> Any:
 
 
 class RunContext:
-    """Information about the run at hand, and the way to stop it.
+    """Information about the run, and the way to stop it.
 
     Args:
         args: MindSpore's parameter mapping, kept by reference. Enough by itself: without an
@@ -177,7 +177,7 @@ class RunContext:
             state.raise_after = raise_after
 
     def get_stop_requested(self) -> bool:
-        """Tell whether a stop has been requested in this run."""
+        """Return whether a stop has been requested in this run."""
         return self._state.stop_requested
 
     # Position.
@@ -266,7 +266,7 @@ class RunContext:
 
     @property
     def batch(self) -> Native:
-        """The batch at hand: of training, or during an evaluation of the evaluation."""
+        """The current batch: of training, or during an evaluation that of the evaluation."""
         key = "eval_dataset_element" if self.mode == "eval" else "train_dataset_element"
         return self._state.params.get(key)
 
@@ -301,7 +301,7 @@ class RunContext:
         return self.rank == 0
 
     def any_rank(self, flag: bool) -> bool:
-        """Tell whether ``flag`` is true on any rank. A collective: call it on all ranks.
+        """Return whether ``flag`` is true on any rank. A collective: call it on all ranks.
 
         Cost: nothing on one rank, else one all-reduce of one number.
         """
@@ -493,11 +493,11 @@ class RunContext:
         samples: int | None = 8,
         function: Callable[[Native, Native], Sequence[Native]] | None = None,
     ) -> list[AttentionLayer]:
-        """Describe the attention of each layer on the training batch at hand.
+        """Describe the attention of each layer on the current training batch.
 
         It is computed by a forward pass of its own: in evaluation mode, without gradient, not compiled,
         with random state, buffers, frozen parameters and the modules' attributes restored afterwards. So
-        training goes on as without it, unless the network, hooks on it or ``train_step`` change objects
+        training continues as without it, unless the network, hooks on it or ``train_step`` change objects
         outside of the network, such as a global list. The weights are the present ones: at
         ``on_train_step_begin``
         those that the step is about to use.
@@ -594,7 +594,7 @@ class RunContext:
     def callback_times(self) -> Mapping[str, float]:
         """Class name -> seconds that the hooks of callbacks of that class have taken in this run so far.
 
-        Empty where no callback of the run asks for ``Capability.CALLBACK_TIMES``. A hook counts when it
+        Empty where no callback of the run needs ``Capability.CALLBACK_TIMES``. A hook counts when it
         has returned. Callbacks that MindSpore ships are not measured.
         """
         return self._state.callback_times

@@ -185,7 +185,7 @@ class RunEngine:
         return None if emit is None else partial(emit, self.context)
 
     def should_stop(self) -> bool:
-        """Tell whether to stop after the step, epoch or evaluation step that has ended.
+        """Return whether to stop after the step, epoch or evaluation step that has ended.
 
         A stop that was requested before an evaluation does not cut that short. In training all ranks agree:
         call it on every rank, after the last part. Cost: on several ranks one all-reduce.

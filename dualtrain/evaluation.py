@@ -41,7 +41,7 @@ class Evaluation:
 
     @property
     def outputs(self) -> Native:
-        """The detached outputs of the evaluation step at hand, such as its loss; None if not set."""
+        """The detached outputs of the current evaluation step, such as its loss; None if not set."""
         return self._outputs
 
     @outputs.setter

@@ -124,7 +124,7 @@ def run_evaluation(
 
 
 def is_due(epoch: int, valid_frequency: int | list[int]) -> bool:
-    """Tell whether an evaluation follows an epoch."""
+    """Return whether an evaluation follows an epoch."""
     if isinstance(valid_frequency, int):
         return epoch % valid_frequency == 0
     return epoch in valid_frequency

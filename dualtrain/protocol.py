@@ -17,7 +17,7 @@ from dualtrain.capability import STEP_CAPABILITIES as STEP_CAPABILITIES
 from dualtrain.capability import Capability as Capability
 
 Native: TypeAlias = Any
-"""An object of the framework at hand; dualtrain hands it on and never looks inside."""
+"""An object of the framework; dualtrain passes it on and does not look inside."""
 
 Rate: TypeAlias = float | tuple[float, ...]
 """A learning rate: one float, or one per parameter group when there are several."""
@@ -67,7 +67,7 @@ class AttentionLayer:
 
 @runtime_checkable
 class LearningRate(Protocol):
-    """The learning rate of one optimizer, whatever form it has there."""
+    """The learning rate of one optimizer, in any form that the optimizer has it."""
 
     def read(self) -> Rate:
         """Return the rate in force: at step end the one this step used, until it is changed.
@@ -114,7 +114,7 @@ class Backend(Protocol):
     """``"torch"``, ``"mindspore"``, ...; also ``str(backend)``."""
 
     def owns(self, obj: Native) -> bool:
-        """Tell whether ``obj`` is a network, optimizer or tensor of this framework."""
+        """Return whether ``obj`` is a network, optimizer or tensor of this framework."""
 
     def model_class(self) -> Callable[..., Any]:
         """Return the class that ``dt.Model`` builds for this framework's networks."""
@@ -146,7 +146,7 @@ class Weights(Protocol):
         """Return a copy of a network's weights and buffers: name -> native tensor, on their device."""
 
     def assign_weights(self, network: Native, weights: dict[str, Any]) -> None:
-        """Put what ``weights`` returned, or numpy arrays, into a network, so that training goes on from it.
+        """Put what ``weights`` returned, or numpy arrays, into a network, so that training continues from it.
 
         Works after the first step too, where MindSpore's own ``set_data`` and
         ``load_param_into_net`` freeze PYNATIVE training without a word.
@@ -188,7 +188,7 @@ class Ranks(Protocol):
         """Return the number of processes that train together, 1 where there is one."""
 
     def any_rank(self, flag: bool) -> bool:
-        """Tell whether ``flag`` is true on any rank. A collective: call it on all ranks."""
+        """Return whether ``flag`` is true on any rank. A collective: call it on all ranks."""
 
 
 @runtime_checkable

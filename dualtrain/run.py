@@ -48,7 +48,7 @@ class Run:
         initial_epoch: Epochs before this run; the first one is the one after.
         evaluations: How many evaluations the loop makes, if known.
         backend: The backend or its name; None: found from the network or the optimizer.
-        handle_signals: Whether SIGTERM requests a stop at the end of the step at hand. The process then
+        handle_signals: Whether SIGTERM requests a stop at the end of the current step. The process then
             ends with status 143. A second SIGTERM, and Ctrl-C, end the run at once.
         max_steps: Request a stop after so many batches.
         limit_batches: Use at most so many batches per epoch and per evaluation, for a dry run.
@@ -112,7 +112,7 @@ class Run:
 
     @property
     def outputs(self) -> Native:
-        """The detached outputs of the step at hand, such as its loss; None if not set.
+        """The detached outputs of the current step, such as its loss; None if not set.
 
         Callbacks see them as ``net_outputs``.
         """
@@ -126,8 +126,8 @@ class Run:
     def epochs(self) -> Iterator[int]:
         """Go through the epochs, counted from 1, with the epoch events around each body.
 
-        Ends after the last epoch, or after the one in which a stop was requested. A second call goes on
-        with the next epoch.
+        Ends after the last epoch, or after the one in which a stop was requested. A second call
+        continues with the next epoch.
 
         Raises:
             RunStateError: Outside of ``with run:``.
@@ -151,7 +151,7 @@ class Run:
         Ends with the batches, or after the step in which a stop was requested.
 
         Args:
-            loader: Any iterable of batches; no batch is fetched before the body asks for it.
+            loader: Any iterable of batches; a batch is fetched when the body needs it.
 
         Raises:
             RunStateError: Outside of an epoch.

@@ -33,7 +33,7 @@ class LookAhead:
         """Begin a pass.
 
         Args:
-            batches: The batches; an iterator goes on where the last pass over it has stopped.
+            batches: The batches; an iterator continues where the last pass has stopped.
             length: The number of batches; None: not known.
             limit: The largest number of batches of this pass; None: all.
         """

@@ -65,7 +65,7 @@ def _trace(
     yield "on_train_begin", None, 0, batch_num, "train"
     for epoch in range(initial_epoch + 1, epochs + 1):
         yield "on_train_epoch_begin", epoch, step, batch_num, "train"
-        for step in range(step + 1, step + steps + 1):  # noqa: B020 - goes on from the last epoch
+        for step in range(step + 1, step + steps + 1):  # noqa: B020 - continues after the last epoch
             yield "on_train_step_begin", epoch, step, batch_num, "train"
             yield "on_train_step_end", epoch, step, batch_num, "train"
         yield from _evaluation(epoch, evaluated)
@@ -92,7 +92,7 @@ def _check_trace(run: str, recording: RecordingCallback, expected: Any) -> None:
 
 
 def _check_stop(model: Model, batches: Sequence[Any], valid: Sequence[Any], event: Event) -> None:
-    """Stop at an event: the step at hand, the evaluation and the epoch are ended, and no other begins."""
+    """Stop at an event: the current step, the evaluation and the epoch are ended, and no other begins."""
     steps = 1 if event in _BEFORE_EVALUATION else len(batches)
     evaluated = 1 if event in _CUTS_EVALUATION else len(valid)
     epochs = 2 if event is Event.TRAIN_END else 1

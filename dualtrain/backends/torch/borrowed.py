@@ -4,7 +4,7 @@
     Operations on a step's outputs give plain tensors, at their cost. Without it results keep the class of
     the outputs, and operations on them are slower.
 ``Optimizer._optimizer_step_pre_hooks``, ``Optimizer._optimizer_step_post_hooks``
-    Tell whether gradients are still unchanged after the update. Without them a needed gradient norm is
+    Return whether gradients are still unchanged after the update. Without them a needed gradient norm is
     computed before the update.
 ``OptimizedModule._orig_mod``
     The network inside ``torch.compile``. Without it names of its parameters keep their prefix, and its
@@ -43,7 +43,7 @@ def plain_results(cls: type) -> type:
 
 
 def may_have_step_hooks(optimizer: Native) -> bool:
-    """Tell whether hooks may run around an optimizer's step."""
+    """Return whether hooks may run around an optimizer's step."""
     names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
     return any(getattr(optimizer, name, True) for name in names)
 
@@ -54,7 +54,7 @@ def compiled_network(network: torch.nn.Module) -> torch.nn.Module | None:
 
 
 def may_be_compiled() -> bool:
-    """Tell whether anything in this process may be compiled by ``torch.compile``."""
+    """Return whether anything in this process may be compiled by ``torch.compile``."""
     return "torch._dynamo" in sys.modules
 
 

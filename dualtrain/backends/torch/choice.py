@@ -1,4 +1,4 @@
-"""The choice of a run's training step: the simplest one that does all that the run asks for."""
+"""The choice of a run's training step: the simplest one with all features that the run needs."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def choose_step(options: TrainingOptions, engine: RunEngine, ahead: LookAhead) -
 
 
 def _is_plain(options: TrainingOptions, engine: RunEngine, optimizer: Native) -> bool:
-    """Tell whether nothing happens between a batch's backward and its update."""
+    """Return whether nothing happens between a batch's backward and its update."""
     asked_for = engine.bus.asked_for()
     norm_needed = Capability.GRAD_NORM in asked_for or bool(engine.bus.callbacks)
     return not (

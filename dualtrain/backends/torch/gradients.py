@@ -140,7 +140,7 @@ def trained_parameters(network: torch.nn.Module, optimizers: Iterable[Native]) -
 
 
 def change_in_step(optimizer: Any) -> bool:
-    """Tell whether gradients may differ after an optimizer's step from what it has received.
+    """Return whether gradients may differ after an optimizer's step from what it has received.
 
     PyTorch's own optimizers leave them alone, but for Nesterov momentum, which is added in place.
     """

@@ -48,7 +48,7 @@ class Precision:
             self.scaler.unscale_(optimizer)
 
     def step(self, optimizer: Native) -> bool:
-        """Step the optimizer, unless its gradients have overflowed; tell whether it has stepped."""
+        """Step the optimizer, unless its gradients have overflowed; return whether it has stepped."""
         if self.scaler is None:
             optimizer.step()
             return True

@@ -121,13 +121,13 @@ class Update:
             schedule.advance(self._learning_rate, {}, loss)
 
     def _needs_norm_before(self, optimizer: Native) -> bool:
-        """Tell whether the norm is taken here, since gradients may change before it is read."""
+        """Return whether the norm is taken here, since gradients may change before it is read."""
         if self._norm_is_needed:
             return not self._automatic or self._listened or change_in_step(optimizer)
         return self._has_callbacks and any(group.get("nesterov") for group in optimizer.param_groups)
 
     def _is_finite(self, norm: torch.Tensor) -> bool:
-        """Tell whether the norm and the losses of the window are finite, on all ranks. One sync."""
+        """Return whether the norm and the losses of the window are finite, on all ranks. One sync."""
         assert self.losses is not None
         values = torch.stack((norm, self.losses.to(norm.device))).tolist()
         self._gradients.norm = values[0]
