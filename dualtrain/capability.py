@@ -35,10 +35,10 @@ class Capability(str, Enum):
     MindSpore where data is sunk or a native step does its own scaling."""
 
     SKIP_NONFINITE = "skip_nonfinite"
-    """An update whose loss or gradients are not finite is not made, as in an overflow of mixed precision:
+    """An update whose loss or gradients are not finite is skipped, as in an overflow of mixed precision:
     ``step_skipped`` is true, and weights, optimizer state, ``global_step`` and the learning rate's schedule
-    stay. Only in a run in which a callback needs or uses it. Absent under manual optimisation, and in MindSpore
-    where data is sunk or a native step does its own scaling."""
+    stay. Only in a run in which a callback needs or uses it. Absent under manual optimisation, and in
+    MindSpore where data is sunk or a native step does its own scaling."""
 
     CALLBACK_TIMES = "callback_times"
     """``run_context.callback_times`` says how long callbacks take. The event bus measures it, for any

@@ -146,7 +146,7 @@ class Weights(Protocol):
         """Return a copy of a network's weights and buffers: name -> native tensor, on their device."""
 
     def assign_weights(self, network: Native, weights: dict[str, Any]) -> None:
-        """Put what ``weights`` returned, or numpy arrays, into a network, so that training continues from it.
+        """Assign the result of ``weights``, or numpy arrays, to a network, to continue training from it.
 
         Works after the first step too, where MindSpore's own ``set_data`` and
         ``load_param_into_net`` freeze PYNATIVE training without a word.
