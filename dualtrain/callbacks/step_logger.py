@@ -121,7 +121,7 @@ class StepLogger(LogWriting):
             return
         if self._held:
             self._write_held()
-        self._step = step = run_context.step or 0
+        self._step = step = run_context.step
         if step < self._next_row and step != self._epoch_ends and not run_context.get_stop_requested():
             return
         due = self._every.due(step=step)
@@ -181,7 +181,7 @@ class StepLogger(LogWriting):
             "elapsed_sec": round(time.monotonic() - self._start, 6),
             **self._logged(run_context),
         }
-        record = Record(run_context.step or 0, run_context.epoch, "train", time.time(), values)
+        record = Record(self._step, run_context.epoch, "train", time.time(), values)
         return record, None if loss_later is None else lambda: {"loss": loss_later()}
 
     def _logged(self, run_context: RunContext) -> dict[str, float]:
