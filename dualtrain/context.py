@@ -630,7 +630,7 @@ class RunContext:
         value = loss_in(outputs)
         if value is None or isinstance(value, (int, float)):
             return None if value is None else float(value)
-        backend = self.backend
+        backend = self._state.backend or self.backend
         return float(value.mean()) if backend is None else backend.to_float(value)
 
 

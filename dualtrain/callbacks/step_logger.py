@@ -126,7 +126,8 @@ class StepLogger(LogWriting):
             return
         due = self._every.due(step=step)
         self._next_row = self._every.next_step
-        may_be_last = _may_be_last_step(run_context)
+        inside = self._epoch_ends is not None and step < self._epoch_ends
+        may_be_last = run_context.get_stop_requested() if inside else _may_be_last_step(run_context)
         if due or may_be_last is True:
             self._held.append(self._row(run_context))
             if may_be_last is False:

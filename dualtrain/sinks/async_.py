@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
@@ -66,7 +66,8 @@ class AsyncSink:
         self.flush_interval = flush_interval
         self._sink = sink
         self._queue: deque[Record | threading.Event | None] = deque()
-        self._wake: SimpleQueue[None] = SimpleQueue()  # a wait for it is a tenth of one for an Event
+        self._wake = threading.Lock()  # released to wake the worker; a wait is a tenth of one for an Event
+        self._wake.acquire()
         self._lock = threading.Lock()
         self._error: BaseException | None = None
         self._failed = 0
@@ -108,7 +109,7 @@ class AsyncSink:
             return
         if first:
             self._queue.append(None)
-            self._wake.put(None)
+            self._hurry()
         self._thread.join()
         atexit.unregister(self.close)
         self._raise_error()
@@ -125,10 +126,14 @@ class AsyncSink:
             f"AsyncSink({self._sink!r}, queue_size={self.queue_size}, flush_interval={self.flush_interval})"
         )
 
+    def _hurry(self) -> None:
+        with suppress(RuntimeError):  # it is released already
+            self._wake.release()
+
     def _drain(self) -> None:
         done = threading.Event()
         self._queue.append(done)
-        self._wake.put(None)
+        self._hurry()
         while not done.wait(1.0) and self._thread.is_alive():
             pass  # the worker has ended if another thread closed this sink meanwhile
 
@@ -163,11 +168,7 @@ class AsyncSink:
         self._attempt(self._sink.close)
 
     def _is_woken(self, timeout: float) -> bool:
-        try:
-            self._wake.get(timeout=timeout)
-        except Empty:
-            return False
-        return True
+        return self._wake.acquire(timeout=timeout)
 
     def _attempt(self, action: Callable[..., None], *record: Any) -> None:
         try:

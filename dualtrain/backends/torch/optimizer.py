@@ -40,7 +40,9 @@ class TorchLearningRate:
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
     def read(self) -> Rate:
-        rates = self.used or [float(group["lr"]) for group in self._groups]
+        rates = self.used
+        if rates is None:
+            rates = [float(group["lr"]) for one in self._optimizers for group in one.param_groups]
         return rates[0] if len(rates) == 1 else tuple(rates)
 
     def write(self, rate: Rate) -> None:
