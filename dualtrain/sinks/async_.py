@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 from weakref import WeakSet
 
@@ -66,8 +66,7 @@ class AsyncSink:
         self.flush_interval = flush_interval
         self._sink = sink
         self._queue: deque[Record | threading.Event | None] = deque()
-        self._wake = threading.Lock()  # released to wake the worker; a wait is a tenth of one for an Event
-        self._wake.acquire()
+        self._wake: SimpleQueue[None] = SimpleQueue()  # a wait for it is a tenth of one for an Event
         self._lock = threading.Lock()
         self._error: BaseException | None = None
         self._failed = 0
@@ -109,7 +108,7 @@ class AsyncSink:
             return
         if first:
             self._queue.append(None)
-            self._hurry()
+            self._wake.put(None)
         self._thread.join()
         atexit.unregister(self.close)
         self._raise_error()
@@ -126,14 +125,10 @@ class AsyncSink:
             f"AsyncSink({self._sink!r}, queue_size={self.queue_size}, flush_interval={self.flush_interval})"
         )
 
-    def _hurry(self) -> None:
-        with suppress(RuntimeError):  # it is released already
-            self._wake.release()
-
     def _drain(self) -> None:
         done = threading.Event()
         self._queue.append(done)
-        self._hurry()
+        self._wake.put(None)
         while not done.wait(1.0) and self._thread.is_alive():
             pass  # the worker has ended if another thread closed this sink meanwhile
 
@@ -168,7 +163,11 @@ class AsyncSink:
         self._attempt(self._sink.close)
 
     def _is_woken(self, timeout: float) -> bool:
-        return self._wake.acquire(timeout=timeout)
+        try:
+            self._wake.get(timeout=timeout)
+        except Empty:
+            return False
+        return True
 
     def _attempt(self, action: Callable[..., None], *record: Any) -> None:
         try:
