@@ -90,6 +90,7 @@ class RunState:
         """Take the training step, with the parts that it has."""
         self.step = step
         self.gradients = getattr(step, "gradients", None)
+        self.parameter_norms = getattr(step, "parameter_norms", None)
         self.accumulation = getattr(step, "accumulation", None)
         self.manual = getattr(step, "manual", None)
         self.probing = getattr(step, "probing", None)
@@ -435,9 +436,12 @@ class RunContext:
             RunStateError: There is no training step, or on MindSpore no callback of the run
                 has that capability in its needs: the norms are not compiled into the step.
         """
-        if self._state.gradients is None:
-            raise RunStateError("There is no training step in this run, so no gradients to measure.")
-        self._state.gradients.request_parameter_grad_norms()
+        if self._state.parameter_norms is None:
+            raise RunStateError(
+                "parameter_grad_norms are not known in this run: it has no training step that measures the "
+                "gradient of each parameter; train with dt.Model."
+            )
+        self._state.parameter_norms.request_parameter_grad_norms()
 
     @property
     def parameter_grad_norms(self) -> dict[str, float] | None:
@@ -449,8 +453,8 @@ class RunContext:
         on PyTorch one pass over the gradients and one device sync in an update for which they are
         requested; on MindSpore they are part of every step of a run that needs them.
         """
-        gradients = self._state.gradients
-        return None if gradients is None else gradients.parameter_grad_norms()
+        norms = self._state.parameter_norms
+        return None if norms is None else norms.parameter_grad_norms()
 
     @property
     def is_update_step(self) -> bool:

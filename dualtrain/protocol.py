@@ -223,9 +223,9 @@ class Step(Protocol):
     """The training step of a run: the core, which every engine has. One object per run.
 
     Optional parts are attributes; a step leaves out those that it does not have: ``gradients``
-    (``Gradients``), ``accumulation`` (``Accumulation``), ``manual`` (``ManualStages``) and ``probing``
-    (``Probing``). Optional, too: ``begin()``, called when a batch begins, and ``__enter__`` and
-    ``__exit__``, called around the run.
+    (``Gradients``), ``parameter_norms`` (``ParameterNorms``), ``accumulation`` (``Accumulation``),
+    ``manual`` (``ManualStages``) and ``probing`` (``Probing``). Optional, too: ``begin()``, called when a
+    batch begins, and ``__enter__`` and ``__exit__``, called around the run.
     """
 
     @property
@@ -278,6 +278,10 @@ class Gradients(Protocol):
 
     def trained_parameters(self) -> dict[str, Native]:
         """Return the network's parameters that an optimizer has and that are not frozen: name -> native."""
+
+
+class ParameterNorms(Protocol):
+    """Optional part of a step: the norm of each parameter's gradient."""
 
     def request_parameter_grad_norms(self) -> None:
         """Request ``parameter_grad_norms`` for the next update.

@@ -67,7 +67,7 @@ class FakeLoop:
 
     def _start(self) -> None:
         self.accumulation = Window(self._batches)
-        self.gradients = self
+        self.gradients = self.parameter_norms = self
         self.global_step = 0
         self.is_update_step = True
         self.step_skipped = False

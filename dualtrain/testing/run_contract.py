@@ -224,7 +224,9 @@ class _Step(Callback):
             try:
                 run_context.request_parameter_grad_norms()
             except RunStateError:
-                self._trouble.append("a step with the capability parameter_grad_norms has gradients")
+                self._trouble.append(
+                    "a step with the capability parameter_grad_norms has the part parameter_norms"
+                )
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         self._global_steps.append((run_context.global_step, run_context.is_update_step))

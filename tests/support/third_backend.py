@@ -54,7 +54,8 @@ class DescentStep:
 
     def __init__(self, network, loss_fn, optimizer):
         self._network, self._loss_fn, self._optimizer = network, loss_fn, optimizer
-        self.learning_rate, self.global_step, self.gradients = DescentRate(optimizer), 0, self
+        self.learning_rate, self.global_step = DescentRate(optimizer), 0
+        self.gradients = self.parameter_norms = self
 
     def __call__(self, batch):
         x, labels = batch

@@ -10,7 +10,7 @@ import numpy as np
 
 from dualtrain.backends._arguments import check_same_weights, first_array
 from dualtrain.backends.mindspore import distributed, modes, tensors
-from dualtrain.backends.mindspore.observed import ObservedUpdates
+from dualtrain.backends.mindspore.observed import ObservedMindSporeStep
 from dualtrain.backends.mindspore.optimizer import MindSporeLearningRate
 from dualtrain.backends.mindspore.signals import InterruptWatch
 from dualtrain.protocol import BatchShape, Capability, Native
@@ -107,8 +107,8 @@ class MindSporeBackend:
         network: Native,
         lr_scheduler: Native,
         asked_for: frozenset[Capability],
-    ) -> ObservedUpdates:
-        return ObservedUpdates(optimizers, network, lr_scheduler)
+    ) -> ObservedMindSporeStep:
+        return ObservedMindSporeStep(optimizers, network, lr_scheduler)
 
     def as_outputs(self, value: Native) -> Native:
         return value  # tensors of MindSpore have no graph

@@ -41,7 +41,7 @@ from dualtrain.backends.mindspore.leading_bridge import bridged, is_native
 from dualtrain.backends.mindspore.metrics import make_metrics
 from dualtrain.backends.mindspore.modes import STEP_CELL_CAPABILITIES, graph_mode, sinks_steps
 from dualtrain.backends.mindspore.optimizer import make_scalable, working_set_data
-from dualtrain.backends.mindspore.probes import MindSporeProbing, trains_itself
+from dualtrain.backends.mindspore.probes import MindSporeProbe, trains_itself
 from dualtrain.backends.mindspore.step import MindSporeStep, batch_norm_names
 from dualtrain.backends.mindspore.step_cell import StepCell, asked_of_step
 from dualtrain.backends.mindspore.tensors import to_float
@@ -275,7 +275,7 @@ class MindSporeModel(train.Model):  # type: ignore[misc]
         """Return the step of a run, with our own train step if a callback or an argument needs it."""
         cell = self._step_cell_for(engine, dataset)
         replace_train_network(self, self._native_network if cell is None else cell)
-        probing = MindSporeProbing(
+        probing = MindSporeProbe(
             self._own_network,
             self._step_cells[0] if self._step_cells else None,
             getattr(self._native_network, "network", None),

@@ -17,7 +17,7 @@ from dualtrain.errors import ArgumentValueError
 from dualtrain.protocol import Capability, LearningRate, Native, Rate
 
 
-class ObservedUpdates:
+class ObservedMindSporeStep:
     """Read the updates of a loop from the step counters of its optimizers.
 
     An update that changes no counter is counted if the loop reports it by ``run.count_update()``. Cost: one
@@ -92,7 +92,7 @@ class ObservedUpdates:
         """Refuse clipping, since the gradients are not known before the update."""
         self._reported.clip(max_norm)
 
-    def __enter__(self) -> ObservedUpdates:
+    def __enter__(self) -> ObservedMindSporeStep:
         for optimizer in self._optimizers:
             self._stack.enter_context(working_set_data(optimizer))
         return self

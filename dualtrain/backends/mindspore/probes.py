@@ -14,7 +14,7 @@ from dualtrain.backends.mindspore.out_of_band import first_samples, out_of_band
 from dualtrain.protocol import AttentionLayer, Native
 
 
-class MindSporeProbing:
+class MindSporeProbe:
     """Call the network as the training step does, and restore its state.
 
     Args:

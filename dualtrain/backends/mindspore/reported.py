@@ -70,12 +70,6 @@ class ReportedGradients:
             if parameter.requires_grad and (own is None or id(parameter) in own)
         }
 
-    def request_parameter_grad_norms(self) -> None:
-        raise RunStateError("parameter_grad_norms are not known in a hand-written loop on MindSpore.")
-
-    def parameter_grad_norms(self) -> dict[str, float] | None:
-        return None
-
 
 def _tensors_in(gradients: Native) -> Iterator[Any]:
     if isinstance(gradients, Tensor):

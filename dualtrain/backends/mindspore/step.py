@@ -24,13 +24,14 @@ class MindSporeStep:
             enough.
 
     Attributes:
-        gradients, accumulation, probing: The optional parts; ``accumulation`` is None without a StepCell.
+        gradients, parameter_norms, accumulation, probing: The optional parts; ``accumulation`` is None
+            without a StepCell.
     """
 
     def __init__(
         self, optimizer: Native, cell: StepCell | None, probing: Any, *, always_updates: bool
     ) -> None:
-        self.gradients = StepGradients(cell, getattr(optimizer, "parameters", ()))
+        self.gradients = self.parameter_norms = StepGradients(cell, getattr(optimizer, "parameters", ()))
         self.accumulation = None if cell is None else _Accumulation(cell)
         self.probing = probing
         self._counter = getattr(optimizer, "global_step", None)

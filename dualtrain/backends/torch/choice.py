@@ -15,7 +15,7 @@ from dualtrain.backends.torch.gradients import UpdateGradients, change_in_step
 from dualtrain.backends.torch.manual import ManualStep
 from dualtrain.backends.torch.optimizer import Schedule, TorchLearningRate
 from dualtrain.backends.torch.precision import Precision
-from dualtrain.backends.torch.probes import NetworkProbe
+from dualtrain.backends.torch.probes import TorchProbe
 from dualtrain.backends.torch.step import PlainStep, WindowStep, warn_of_split_batch_norm
 from dualtrain.backends.torch.update import Update
 from dualtrain.context import RunContext
@@ -80,7 +80,7 @@ def choose_step(options: TrainingOptions, engine: RunEngine, ahead: LookAhead) -
     rate.release()
     warn_of_split_batch_norm(network, options.accumulate_steps)
     gradients = UpdateGradients(network, optimizers, clip_norm, precision)
-    probing = NetworkProbe(
+    probing = TorchProbe(
         network, options.loss_fn, options.train_step, precision, automatic=options.automatic
     )
     update = Update(engine, gradients, rate, schedule, clip_norm, precision, automatic=options.automatic)

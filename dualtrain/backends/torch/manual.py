@@ -13,7 +13,7 @@ from dualtrain.backends.torch.gradients import UpdateGradients
 from dualtrain.backends.torch.optimizer import TorchLearningRate
 from dualtrain.backends.torch.outputs import as_outputs
 from dualtrain.backends.torch.precision import Precision
-from dualtrain.backends.torch.probes import NetworkProbe
+from dualtrain.backends.torch.probes import TorchProbe
 from dualtrain.backends.torch.step import UpdatingStep
 from dualtrain.backends.torch.update import Update
 from dualtrain.context import RunContext
@@ -47,7 +47,7 @@ class ManualStep(UpdatingStep):
         learning_rate: TorchLearningRate,
         update: Update,
         gradients: UpdateGradients,
-        probing: NetworkProbe,
+        probing: TorchProbe,
         precision: Precision,
     ) -> None:
         super().__init__(update, learning_rate, gradients, probing)

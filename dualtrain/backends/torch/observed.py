@@ -49,9 +49,11 @@ class ObservedTorchStep(CountedStep):
         self._schedule = lr_scheduler
         self._hooks = ExitStack()
         self.gradients: ObservedGradients | None = None
+        self.parameter_norms: ObservedGradients | None = None
         if optimizers:
             needed = Capability.GRAD_NORM in asked_for
             self.gradients = ObservedGradients(optimizers, network, needed=needed)
+            self.parameter_norms = self.gradients
             self.capabilities = frozenset({Capability.GRAD_NORM, Capability.PARAMETER_GRAD_NORMS})
 
     def begin(self) -> None:

@@ -17,7 +17,7 @@ from dualtrain.errors import RunStateError
 from dualtrain.protocol import AttentionLayer, Native
 
 
-class NetworkProbe:
+class TorchProbe:
     """Call a network as its training step does, outside of training.
 
     Args:

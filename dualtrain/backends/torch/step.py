@@ -13,7 +13,7 @@ from dualtrain.backends.torch.gradients import UpdateGradients
 from dualtrain.backends.torch.optimizer import TorchLearningRate
 from dualtrain.backends.torch.outputs import as_outputs
 from dualtrain.backends.torch.precision import Precision
-from dualtrain.backends.torch.probes import NetworkProbe
+from dualtrain.backends.torch.probes import TorchProbe
 from dualtrain.backends.torch.update import Update
 from dualtrain.engine import RunEngine
 from dualtrain.events import Event
@@ -50,14 +50,14 @@ class PlainStep:
         optimizer: Native,
         learning_rate: TorchLearningRate,
         gradients: UpdateGradients,
-        probing: NetworkProbe,
+        probing: TorchProbe,
         skipped_batches: SkippedBatches,
     ) -> None:
         self._forward = forward
         self._source = source
         self._optimizer = optimizer
         self.learning_rate = learning_rate
-        self.gradients = gradients
+        self.gradients = self.parameter_norms = gradients
         self.probing = probing
         self._skipped_batches = skipped_batches
         self._loss: torch.Tensor | None = None
@@ -114,11 +114,11 @@ class UpdatingStep:
         update: Update,
         learning_rate: TorchLearningRate,
         gradients: UpdateGradients,
-        probing: NetworkProbe,
+        probing: TorchProbe,
     ) -> None:
         self._update = update
         self.learning_rate = learning_rate
-        self.gradients = gradients
+        self.gradients = self.parameter_norms = gradients
         self.probing = probing
 
     @property
@@ -174,7 +174,7 @@ class WindowStep(UpdatingStep):
         window: Window,
         update: Update,
         gradients: UpdateGradients,
-        probing: NetworkProbe,
+        probing: TorchProbe,
         precision: Precision,
         skipped_batches: SkippedBatches,
     ) -> None:
