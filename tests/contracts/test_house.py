@@ -52,6 +52,7 @@ FILES_OF_ONE_BACKEND = {
         "manual.py": "automatic_optimization=False is for PyTorch.",
         "norms.py": "On MindSpore the norms are in cells.py, compiled with the step.",
         "outputs.py": "MindSpore's outputs are detached as they are.",
+        "parameter_norms.py": "On MindSpore the norms of parameters are kept by the step's Cell.",
         "precision.py": "MindSpore converts the network itself, by amp_level.",
         "update.py": "On MindSpore the update is in cells.py.",
     },

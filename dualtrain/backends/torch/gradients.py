@@ -10,7 +10,8 @@ import torch
 from dualtrain.backends._contract import norm_after_clipping
 from dualtrain.backends.torch.borrowed import COMPILED_PREFIX, may_have_step_hooks
 from dualtrain.backends.torch.late import to_float_later
-from dualtrain.backends.torch.norms import Norms, total_norm
+from dualtrain.backends.torch.norms import total_norm
+from dualtrain.backends.torch.parameter_norms import MeasuredParameters
 from dualtrain.backends.torch.precision import Precision
 from dualtrain.protocol import Native
 
@@ -31,8 +32,7 @@ class UpdateGradients:
         due: Whether this batch has made an update.
         norm: The norm before clipping; None where it has not been computed.
         optimizer: The optimizer of the last update.
-        requested: Whether the norm of each parameter is to be measured at the next update.
-        measured: Parameters of this batch's updates, with the norms of their gradients.
+        parameters: The norm of each parameter's gradient.
     """
 
     def __init__(
@@ -46,26 +46,10 @@ class UpdateGradients:
         self._optimizers = optimizers
         self._clip_norm = clip_norm
         self._precision = precision
-        self.due = self.requested = False
+        self.due = False
         self.norm: torch.Tensor | float | None = None
         self.optimizer: Native = next(iter(optimizers.values()))
-        self.measured: list[tuple[list[Native], Norms]] = []
-        self._parameter_norms: dict[str, float] | None = None
-
-    def forget(self) -> None:
-        """Begin a batch, after one for which parameters were measured."""
-        self.measured, self._parameter_norms = [], None
-        self.requested = False
-
-    def of(self, optimizer: Native) -> list[torch.Tensor]:
-        """Return the gradients that an optimizer receives."""
-        return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-
-    def measure(self, optimizer: Native) -> None:
-        """Measure each parameter's gradient, before clipping, and before the optimizer overwrites any."""
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        gradients = [parameter.grad for parameter in parameters]
-        self.measured.append((parameters, Norms(gradients, exact_zeros=True)))
+        self.parameters = MeasuredParameters(self.trained_parameters)
 
     @property
     def loss_scale(self) -> float | None:
@@ -101,27 +85,23 @@ class UpdateGradients:
         if not self.due:
             return None
         if self.norm is None:
-            self.norm = total_norm(self.of(self.optimizer))
+            self.norm = total_norm(gradients_of(self.optimizer))
         return self.norm
 
     def trained_parameters(self) -> dict[str, Native]:
         """Return the network's parameters that an optimizer has and that are not frozen."""
         return trained_parameters(self._network, self._optimizers.values())
 
-    def request_parameter_grad_norms(self) -> None:
-        """Request the norm of each parameter for the next update."""
-        self.requested = True
 
-    def parameter_grad_norms(self) -> dict[str, float] | None:
-        """Return the norms of the parameters that were measured."""
-        if self._parameter_norms is None and self.measured:
-            norms: dict[int, float] = {}
-            read = Norms.read(*(measured for _, measured in self.measured))
-            for (parameters, _), values in zip(self.measured, read, strict=True):
-                norms.update(zip(map(id, parameters), values, strict=True))
-            named = self.trained_parameters().items()
-            self._parameter_norms = {name: norms[id(p)] for name, p in named if id(p) in norms}
-        return self._parameter_norms
+def gradients_of(*optimizers: Native) -> list[torch.Tensor]:
+    """Return the gradients that optimizers receive."""
+    return [
+        parameter.grad
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None
+    ]
 
 
 def trained_parameters(network: torch.nn.Module, optimizers: Iterable[Native]) -> dict[str, Native]:

@@ -119,8 +119,8 @@ class ManualStep(UpdatingStep):
             self._precision.forget()
 
     def _before_step(self, optimizer: Native, *args: Any) -> None:
-        if self.gradients.requested and not self._update.driving:
-            self.gradients.measure(optimizer)
+        if self.parameter_norms.requested and not self._update.driving:
+            self.parameter_norms.measure(optimizer)
 
     def _after_step(self, optimizer: Native, *args: Any) -> None:
         if not self._update.driving:

@@ -11,9 +11,10 @@ from torch.nn.utils import clip_grads_with_norm_
 
 from dualtrain.backends._contract import norm_after_clipping
 from dualtrain.backends.torch.borrowed import version_of
-from dualtrain.backends.torch.gradients import trained_parameters
-from dualtrain.backends.torch.norms import Norms, total_norm
+from dualtrain.backends.torch.gradients import gradients_of, trained_parameters
+from dualtrain.backends.torch.norms import total_norm
 from dualtrain.backends.torch.optimizer import TorchLearningRate, following, learning_rate_attribute
+from dualtrain.backends.torch.parameter_norms import MeasuredParameters
 from dualtrain.counted_step import CountedStep
 from dualtrain.errors import ArgumentValueError, RunStateError
 from dualtrain.protocol import Capability, Native
@@ -49,11 +50,11 @@ class ObservedTorchStep(CountedStep):
         self._schedule = lr_scheduler
         self._hooks = ExitStack()
         self.gradients: ObservedGradients | None = None
-        self.parameter_norms: ObservedGradients | None = None
+        self.parameter_norms: MeasuredParameters | None = None
         if optimizers:
             needed = Capability.GRAD_NORM in asked_for
             self.gradients = ObservedGradients(optimizers, network, needed=needed)
-            self.parameter_norms = self.gradients
+            self.parameter_norms = self.gradients.parameters
             self.capabilities = frozenset({Capability.GRAD_NORM, Capability.PARAMETER_GRAD_NORMS})
 
     def begin(self) -> None:
@@ -113,7 +114,7 @@ class ObservedGradients:
         needed: Whether a callback needs the norm.
 
     Attributes:
-        requested: Whether the norm of each parameter is to be measured at the next update.
+        parameters: The norm of each parameter's gradient.
     """
 
     loss_scale: float | None = None
@@ -124,8 +125,7 @@ class ObservedGradients:
         self._optimizers = optimizers
         self._network = network
         self._needed = needed
-        self.requested = False
-        self._measured: list[tuple[list[Native], Norms]] = []
+        self.parameters = MeasuredParameters(self.trained_parameters)
         self.forget()
 
     def forget(self) -> None:
@@ -134,19 +134,17 @@ class ObservedGradients:
         self._norm: torch.Tensor | float | None = None
         self._max_norm: float | None = None
         self._versions: list[tuple[torch.Tensor, int | None]] = []
-        if self._measured:
-            self._measured, self.requested = [], False
+        if self.parameters.measured:
+            self.parameters.forget()
 
     def take(self, optimizer: Native) -> None:
         """Take the gradients that an optimizer is about to receive."""
         self._taken = True
-        if self.requested:
-            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            norms = Norms([parameter.grad for parameter in parameters], exact_zeros=True)
-            self._measured.append((parameters, norms))
+        if self.parameters.requested:
+            self.parameters.measure(optimizer)
         if self._max_norm is not None:
             return  # clip() has taken the norm before clipping
-        gradients = _gradients([optimizer])
+        gradients = gradients_of(optimizer)
         self._norm = None
         self._versions = [(gradient, version_of(gradient)) for gradient in gradients]
         unknown = any(version is None for _, version in self._versions)
@@ -160,7 +158,7 @@ class ObservedGradients:
         if isinstance(max_norm, bool) or not isinstance(max_norm, (int, float)) or not max_norm > 0:
             raise ArgumentValueError(f"clip_gradients() takes a positive norm, but got {max_norm!r}.")
         optimizers = self._optimizers.values()
-        self._norm = norm = total_norm(_gradients(optimizers))
+        self._norm = norm = total_norm(gradients_of(*optimizers))
         self._max_norm = max_norm
         parameters = [p for one in optimizers for group in one.param_groups for p in group["params"]]
         clip_grads_with_norm_(parameters, max_norm, norm)
@@ -187,28 +185,3 @@ class ObservedGradients:
     def trained_parameters(self) -> dict[str, Native]:
         """Return the network's parameters that an optimizer has and that are not frozen."""
         return {} if self._network is None else trained_parameters(self._network, self._optimizers.values())
-
-    def request_parameter_grad_norms(self) -> None:
-        """Request the norm of each parameter for the next update."""
-        self.requested = True
-
-    def parameter_grad_norms(self) -> dict[str, float] | None:
-        """Return the norms of the parameters that were measured."""
-        if not self._measured:
-            return None
-        norms: dict[int, float] = {}
-        for parameters, measured in self._measured:
-            (values,) = Norms.read(measured)
-            norms.update(zip(map(id, parameters), values, strict=True))
-        named = self.trained_parameters().items()
-        return {name: norms[id(p)] for name, p in named if id(p) in norms}
-
-
-def _gradients(optimizers: Any) -> list[torch.Tensor]:
-    return [
-        parameter.grad
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if parameter.grad is not None
-    ]

@@ -9,7 +9,7 @@ import torch
 
 from dualtrain.backends._contract import warn_of_batch_norm
 from dualtrain.backends.torch.forward import SkippedBatches, checked_loss
-from dualtrain.backends.torch.gradients import UpdateGradients
+from dualtrain.backends.torch.gradients import UpdateGradients, gradients_of
 from dualtrain.backends.torch.optimizer import TorchLearningRate
 from dualtrain.backends.torch.outputs import as_outputs
 from dualtrain.backends.torch.precision import Precision
@@ -57,7 +57,7 @@ class PlainStep:
         self._source = source
         self._optimizer = optimizer
         self.learning_rate = learning_rate
-        self.gradients = self.parameter_norms = gradients
+        self.gradients, self.parameter_norms = gradients, gradients.parameters
         self.probing = probing
         self._skipped_batches = skipped_batches
         self._loss: torch.Tensor | None = None
@@ -69,8 +69,8 @@ class PlainStep:
         self.is_update_step = self.gradients.due = False
         if self.learning_rate.used is not None:
             self.learning_rate.release()
-        if self.gradients.measured:
-            self.gradients.forget()
+        if self.parameter_norms.measured:
+            self.parameter_norms.forget()
 
     def __call__(self, batch: Native) -> Native:
         """Train on a batch and return its outputs, detached."""
@@ -84,8 +84,8 @@ class PlainStep:
         # Kept until the next one, as by hand: without a graph autograd makes its nodes of weights anew.
         self._loss = loss
         loss.backward()  # type: ignore[no-untyped-call]
-        if gradients.requested:
-            gradients.measure(optimizer)
+        if self.parameter_norms.requested:
+            self.parameter_norms.measure(optimizer)
         optimizer.step()
         self.global_step += 1
         self.is_update_step = gradients.due = True
@@ -118,7 +118,7 @@ class UpdatingStep:
     ) -> None:
         self._update = update
         self.learning_rate = learning_rate
-        self.gradients = self.parameter_norms = gradients
+        self.gradients, self.parameter_norms = gradients, gradients.parameters
         self.probing = probing
 
     @property
@@ -241,7 +241,7 @@ class WindowStep(UpdatingStep):
         self._precision.unscale(optimizer)
         if window.filled != window.size:  # the epoch has ended before the window was full
             factor = window.size / window.filled
-            for gradient in self.gradients.of(optimizer):
+            for gradient in gradients_of(optimizer):
                 gradient.mul_(factor)
         window.filled = 0
         self._update.make(optimizer)

@@ -9,7 +9,7 @@ import torch
 from torch.nn.utils import clip_grads_with_norm_
 
 from dualtrain.backends.torch import distributed
-from dualtrain.backends.torch.gradients import UpdateGradients, change_in_step
+from dualtrain.backends.torch.gradients import UpdateGradients, change_in_step, gradients_of
 from dualtrain.backends.torch.norms import total_norm
 from dualtrain.backends.torch.optimizer import Schedule, TorchLearningRate
 from dualtrain.backends.torch.precision import Precision
@@ -77,8 +77,8 @@ class Update:
         if self._schedule is not None:
             self._learning_rate.release()
         self.made = self.skipped = self._gradients.due = False
-        if self._gradients.measured:
-            self._gradients.forget()
+        if self._gradients.parameters.measured:
+            self._gradients.parameters.forget()
 
     def make(self, optimizer: Native) -> None:
         """Make an update."""
@@ -88,10 +88,10 @@ class Update:
         if self._gradients_ready is not None:
             self._gradients_ready()
             gradients.norm = None  # a callback may have read it and then changed the gradients
-        if gradients.requested:
-            gradients.measure(optimizer)
+        if gradients.parameters.requested:
+            gradients.parameters.measure(optimizer)
         if self.guarded or self._clip_norm is not None or self._needs_norm_before(optimizer):
-            gradients.norm = norm = total_norm(gradients.of(optimizer))
+            gradients.norm = norm = total_norm(gradients_of(optimizer))
             self.skipped = self.guarded and not self._is_finite(norm)
             if self._clip_norm is not None and not self.skipped:
                 parameters = [p for group in optimizer.param_groups for p in group["params"]]
