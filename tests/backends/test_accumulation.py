@@ -238,6 +238,32 @@ def test_a_length_that_is_not_true_changes_no_window(engine):
         assert engine.value(network) == close(before - 2 * (0.25 + 0.55)), length
 
 
+class Reusing:
+    """Batches with gradients and losses 1 to 4 at a weight of 1, all in one array."""
+
+    def __init__(self):
+        self.x, self.label = np.zeros(1, np.float32), np.zeros(1, np.float32)
+
+    def __iter__(self):
+        for value in (1, 2, 3, 4):
+            self.x[:] = value
+            yield self.x, self.label
+
+
+class SizedReusing(Reusing):
+    def __len__(self):
+        return 4
+
+
+@pytest.mark.parametrize("accumulate_steps", [1, 2, 3])
+@pytest.mark.parametrize("loader", [Reusing, SizedReusing])
+def test_a_loader_may_reuse_the_buffer_of_its_last_batch(engine, loader, accumulate_steps):
+    network, model = make(engine, rate=1e-9, accumulate_steps=accumulate_steps)
+    seen = Seen(lambda c: c.loss)
+    model.train(1, loader(), seen)
+    assert seen.values == [1.0, 2.0, 3.0, 4.0]
+
+
 @pytest.mark.mindspore
 @pytest.mark.parametrize("mode", ["pynative", "graph"])
 def test_a_dataset_of_mindspores_own_has_its_short_window_too(mode):
