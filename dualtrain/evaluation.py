@@ -143,7 +143,7 @@ def steps_over(
         loader: Any iterable of batches.
         limit: The largest number of batches; None: all.
         begin, end: Begin and end a step.
-        should_stop: Tells after a step whether to stop.
+        should_stop: Returns after a step whether to stop.
     """
     iterator = iter(loader)
     left = float("inf") if limit is None else limit

@@ -4,18 +4,18 @@
     Operations on a step's outputs give plain tensors, at their cost. Without it results keep the class of
     the outputs, and operations on them are slower.
 ``Optimizer._optimizer_step_pre_hooks``, ``Optimizer._optimizer_step_post_hooks``
-    Return whether gradients are still unchanged after the update. Without them a needed gradient norm is
+    Show whether gradients are still unchanged after the update. Without them a needed gradient norm is
     computed before the update.
 ``OptimizedModule._orig_mod``
     The network inside ``torch.compile``. Without it names of its parameters keep their prefix, and its
     attention is sampled through the compiled network.
 ``Tensor._version``
-    Tells whether gradients have changed since the update of a hand-written loop. Without it their norm is
+    Shows whether gradients have changed since the update of a hand-written loop. Without it their norm is
     computed at each update.
 ``F.multi_head_attention_forward.__code__``
     The scores inside a fused ``nn.MultiheadAttention``. Without it that attention is not found.
 ``torch._dynamo``
-    Tells, by ``sys.modules``, whether anything may be compiled: its import takes seconds. Without it
+    Shows, by ``sys.modules``, whether anything may be compiled: its import takes seconds. Without it
     compiled functions inside a network stay compiled during a probe, and their attention may not be found.
 """
 
