@@ -258,7 +258,7 @@ class SizedReusing(Reusing):
 @pytest.mark.parametrize("accumulate_steps", [1, 2, 3])
 @pytest.mark.parametrize("loader", [Reusing, SizedReusing])
 def test_a_loader_may_reuse_the_buffer_of_its_last_batch(engine, loader, accumulate_steps):
-    network, model = make(engine, rate=1e-9, accumulate_steps=accumulate_steps)
+    _, model = make(engine, rate=1e-9, accumulate_steps=accumulate_steps)
     seen = Seen(lambda c: c.loss)
     model.train(1, loader(), seen)
     assert seen.values == [1.0, 2.0, 3.0, 4.0]
